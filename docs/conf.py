@@ -2,8 +2,8 @@
 docs`).
 
 The source folder is the checkout, so that every relative link means the same on GitHub and on the
-site. A link to a file that is no page (an example, the licence) is a download. What only the site
-can show is marked by comments, which Markdown does not show: tabs, columns, and what the site
+site. A link to a file that is no page (an example, the licence) is a download. Comments, which
+Markdown does not show, mark the parts for the site only (tabs, columns) and the parts that the site
 leaves out.
 """
 

@@ -102,7 +102,7 @@ class _Batch:
             raise refusal(AssertionError, self.op,
                           must=f"over a batch of {batched}, {name}{list(at) if at else ''} must be that of calls for "
                           "each element", got=f"{got[at]:.6g} where {wanted[at]:.6g} is expected",
-                          do="mend the rule for batches")  # fmt: skip
+                          do="fix the rule for batches")  # fmt: skip
 
 
 def _jax_vmap(fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -24,9 +24,9 @@ from cgshim._transforms import by_variables_too, checked_variables, require_call
 from cgshim.testing._batches import check_batches
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 
-FIRST_ORDER = "mend the rule, or state a surrogate with against="
+FIRST_ORDER = "fix the rule, or state a surrogate with against="
 HIGHER_ORDER = (
-    "mend the rule, or a tensor that grad_fn keeps: one that is neither argument nor output of f is cut off if f "
+    "fix the rule, or a tensor that grad_fn keeps: one that is neither argument nor output of f is cut off if f "
     "computes it outside of the framework's operations or under stop_gradient; or state a surrogate with against="
 )
 

@@ -181,9 +181,9 @@ def raised(error, *args, **kwargs):
 
 MESSAGES = {
     "reverse": "half_wrong_square, order 1: the gradient of x[1,0] through output must be that of central differences "
-    "(reverse mode), got # where # is expected; mend the rule, or state a surrogate with against=",
+    "(reverse mode), got # where # is expected; fix the rule, or state a surrogate with against=",
     "forward": "half_wrong_square, order 1: the tangent of output[1,0] along x must be that of central differences "
-    "(forward mode), got # where # is expected; mend the rule, or state a surrogate with against=",
+    "(forward mode), got # where # is expected; fix the rule, or state a surrogate with against=",
 }
 
 
@@ -215,7 +215,7 @@ def test_a_gradient_that_is_not_finite_is_a_mismatch(backend):
     message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["reverse"])
     assert re.sub(r"-?\d+\.\d+", "#", message) == (
         "op, order 1: the gradient of x[0] through output must be that of central differences (reverse mode), "
-        "got nan where # is expected; mend the rule, or state a surrogate with against="
+        "got nan where # is expected; fix the rule, or state a surrogate with against="
     )
 
 
@@ -228,7 +228,7 @@ def test_a_tangent_that_is_not_finite_is_a_mismatch(backend):
     message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["forward"])
     assert re.sub(r"-?\d+\.\d+", "#", message) == (
         "op, order 1: the tangent of output[0] along x must be that of central differences (forward mode), "
-        "got nan where # is expected; mend the rule, or state a surrogate with against="
+        "got nan where # is expected; fix the rule, or state a surrogate with against="
     )
 
 
@@ -241,7 +241,7 @@ def test_forward_mode_that_is_not_promised_is_the_rule_or_refused(backend):
 
 CUT_OFF = (
     "cut_off, order 2: the gradient of x[0] through the gradient of x must be that of central differences (reverse "
-    "mode), got # where # is expected; mend the rule, or a tensor that grad_fn keeps: one that is neither argument nor "
+    "mode), got # where # is expected; fix the rule, or a tensor that grad_fn keeps: one that is neither argument nor "
     "output of f is cut off if f computes it outside of the framework's operations or under stop_gradient; "
     "or state a surrogate with against="
 )

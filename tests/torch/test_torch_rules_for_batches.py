@@ -366,7 +366,7 @@ def test_check_gradients_maps_it():
         check_gradients(op, [torch.tensor(2.0)])
     assert str(error.value) == (
         "square: over a batch of x, the gradient of x[0] must be that of calls for each element, got 12.7544 where "
-        "8.50292 is expected; mend the rule for batches"
+        "8.50292 is expected; fix the rule for batches"
     )
 
 
