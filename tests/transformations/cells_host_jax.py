@@ -114,12 +114,6 @@ def mixed_precision(op):
     return np.round(gradient, 0), np.round(15 * X.astype("bfloat16").astype("float32") ** 2, 0)
 
 
-@host_cell("export")
-def exported(op):
-    export = jax.export.export(jax.jit(op))(jax.ShapeDtypeStruct(X.shape, X.dtype))
-    return jax.export.deserialize(export.serialize()).call(X), X**3
-
-
 @host_cell("several devices or processes")
 def sharded(op):
     mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
