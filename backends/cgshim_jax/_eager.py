@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
-from jax.lax import stop_gradient
 
 from cgshim.backend import (
     Call,
@@ -31,6 +30,7 @@ from cgshim_jax._tensors import (
     are_traced,
     as_tensor,
     conjugate,
+    constant,
     is_connected,
     is_differentiable,
     is_tensor,
@@ -60,7 +60,7 @@ class EagerOp:
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
         if self.call.once_differentiable:
-            args = [as_tensor(stop_gradient(x)) for x in args]
+            args = [*map(constant, args)]
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
         if any(map(is_tracer, args)):
@@ -84,7 +84,7 @@ class EagerOp:
 
     def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
         """Run f on constants where that is enough, so that f may be opaque, else on tracers."""
-        constants = [*map(stop_gradient, args)]
+        constants = [*map(constant, args)]
         if self.is_traced:
             run = self._run_on(call, constants)
             if len(run.rule.known) == len(run.residuals):

@@ -46,6 +46,11 @@ def as_tensor(x: Any) -> Array:
     return x if is_tensor(x) else jax.device_put(x)  # jnp.asarray may return a tracer
 
 
+def constant(x: Array) -> Array:
+    """Return x as a tensor without a derivative."""
+    return as_tensor(stop_gradient(x))
+
+
 def value_of(x: Array) -> Array | None:
     """Return the value below all derivatives of x; None if x is traced by jit, or a batch."""
     return x.to_concrete_value() if is_tracer(x) else x
