@@ -59,8 +59,13 @@ def write(folder: Path, document: Path) -> int:
         "Each is a test that fails until its reason is gone:",
         "",
     ]
-    gaps = [(backend, *gap) for backend in columns for gap in gaps_of(backend).items()]
-    lines += [f"- {backend}, `{test}`: {reason}" for backend, test, reason in gaps]
+    gaps: dict[tuple[str, str], list[str]] = {}
+    for backend in columns:
+        for test, reason in gaps_of(backend).items():
+            gaps.setdefault((backend, reason), []).append(test)
+    for (backend, reason), names in gaps.items():
+        tests = "1 test" if len(names) == 1 else f"{len(names)} tests"
+        lines.append(f"- {backend}: {reason} ({tests})")
     document.write_text("\n".join(lines).rstrip() + "\n")
     results = [
         result
