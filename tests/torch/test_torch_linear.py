@@ -191,7 +191,8 @@ OVER_NONE = {
         op_custom_jvp(lambda x: (x * x, lambda dx: 7 * x * dx)),
         op_custom_gradient(lambda x: (x * x, lambda u: 7 * x * u), forward_mode=True),
         op_custom_gradient(
-            lambda x: (torch.ones(x.shape), lambda u: 7 * u * x, lambda d: 7 * d * x)
+            lambda x: (torch.ones(x.shape), lambda u: 7 * u * x, lambda d: 7 * d * x),
+            forward_mode=True,
         ),
     ],
     ids=["jvp_fn", "promised", "output without the batch"],
