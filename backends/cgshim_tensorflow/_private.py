@@ -1,4 +1,4 @@
-"""Undocumented names of TensorFlow. Seen in TensorFlow 2.18 and 2.21."""
+"""Undocumented names of TensorFlow. Seen in TensorFlow 2.21."""
 
 from __future__ import annotations
 
