@@ -295,63 +295,68 @@ def _is_simple(cell: CellType) -> bool:
 
 def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 6) -> list[Tensor]:
     """Return the tensors that an object holds in attributes, containers and closures, each once."""
-    seen: dict[int, Any] = {}
-    level = [x]
-    for _ in range(depth):
-        parts: list[Any] = []
-        for x in level:
-            if id(x) not in seen and type(x) not in SIMPLE:
-                seen[id(x)] = x
-                parts += () if is_tensor(x) else _parts_of(x)
-        level = parts
-    return [x for x in (*seen.values(), *level) if is_tensor(x)]
+    return [tensor for tensor, _ in _walk(x, is_tensor, depth)]
 
 
-def path_to(thing: Any, function: Any, depth: int = 6) -> str | None:
+def path_to(thing: Any, function: Any, depth: int = 5) -> str | None:
     """Return the path to a thing in a function, such as ``solver.history[0]``, or None."""
+    found = _walk(function, lambda x: x is thing, depth)
+    return _written(found[0][1]) if found else None
+
+
+Step = tuple[Any, str, Any]
+"""the step before it, and the format and the key of one more part of a path"""
+
+
+def _walk(x: Any, is_wanted: Callable[[Any], bool], depth: int) -> list[tuple[Any, Step | None]]:
+    """Return the wanted objects inside an object, the nearest first, and the last step to each."""
+    found: list[tuple[Any, Step | None]] = []
     seen: dict[int, Any] = {}
-    level = [("", function)]
-    for _ in range(depth):
-        parts: list[tuple[str, Any]] = []
-        for path, x in level:
-            if x is thing:
-                return path
-            if id(x) not in seen and type(x) not in SIMPLE:
-                seen[id(x)] = x
-                # the name of a cell begins a path
-                parts += [
-                    (path + at if at[:1] in ".[" else at, part) for at, part in _named_parts(x)
-                ]
+    level: list[tuple[Any, Step | None]] = [(x, None)]
+    for remaining in range(depth, -1, -1):
+        parts: list[tuple[Any, Step | None]] = []
+        for x, step in level:
+            if id(x) in seen or type(x) in SIMPLE:
+                continue
+            seen[id(x)] = x
+            if is_wanted(x):
+                found.append((x, step))
+            elif remaining:
+                parts += [(part, (step, form, key)) for form, key, part in _named_parts(x)]
         level = parts
-    return None
+    return found
 
 
-def _parts_of(x: Any) -> list[Any]:
-    return [part for _, part in _named_parts(x)]
+def _written(step: Step | None) -> str:
+    """Return a path as Python code; the name of a cell begins one."""
+    if step is None:
+        return ""
+    before, form, key = step
+    return form.format(key) if form == "{}" else _written(before) + form.format(key)
 
 
-def _named_parts(x: Any) -> list[tuple[str, Any]]:
-    """Return the parts of an object, each with its path as Python code."""
+def _named_parts(x: Any) -> list[tuple[str, Any, Any]]:
+    """Return the parts of an object, each with the format and the key of its path."""
     if isinstance(x, (type, ModuleType)):
         return []
     if isinstance(x, FunctionType):
         cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-        named = [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
+        named = [("{}", name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
         rest = (x.__defaults__, x.__kwdefaults__, x.__dict__)
-        return [*named, *[("", held) for held in rest if held]]
+        return [*named, *[("", None, held) for held in rest if held]]
     if isinstance(x, MethodType):
-        return [("self", x.__self__), ("", x.__func__)]
+        return [("{}", "self", x.__self__), ("", None, x.__func__)]
     if isinstance(x, partial):
-        return [(".func", x.func), (".args", x.args), (".keywords", x.keywords)]
+        return [(".{}", name, getattr(x, name)) for name in ("func", "args", "keywords")]
     if isinstance(x, FunctionHolder):
-        return [("", x.held_function)]
+        return [("", None, x.held_function)]
     if isinstance(x, dict):
-        return [(f"[{key!r}]", held) for key, held in x.items() if type(held) not in SIMPLE]
+        return [("[{!r}]", key, held) for key, held in x.items()]
     if isinstance(x, (list, tuple)):
-        return [(f"[{at}]", held) for at, held in enumerate(x) if type(held) not in SIMPLE]
+        return [("[{}]", at, held) for at, held in enumerate(x)]
     if isinstance(x, (set, frozenset)):
-        return [("", held) for held in x]
-    return [(f".{name}", held) for name, held in _attributes_of(x).items()]
+        return [("", None, held) for held in x]
+    return [(".{}", name, held) for name, held in _attributes_of(x).items()]
 
 
 def _attributes_of(x: Any) -> dict[str, Any]:

@@ -305,7 +305,7 @@ class _Flat(NamedTuple):
     """the indices of the differentiated tensors among the inputs"""
     specs: Sequence[TreeSpec]
     specs_of_outputs: list[TreeSpec]
-    """one for each run"""
+    """holds the spec of the last run's output"""
 
     @property
     def differentiable(self) -> list[Tensor]:
