@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cgshim.backend import Call, Tensor, tensors_inside
@@ -26,10 +26,9 @@ def captured_by(
     found: dict[int, Tensor] = {}
     tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
     while True:
-        stops = {edge_of(t): origin for t, origin in tensors if t.grad_fn is not None}
-        leaves = {id(t): origin for t, origin in tensors}
-        for t in reached(outputs, stops):
-            t = leaves.get(id(t), t)
+        origins = {id(t): origin for t, origin in tensors}
+        for t in reached(outputs, [t for t, _ in tensors]):
+            t = origins.get(id(t), t)
             if not any(t is x for x in inputs):
                 found[id(t)] = t
         level = max([functorch.maybe_get_level(y) for y in outputs if is_wrapped(y)], default=None)
@@ -44,14 +43,18 @@ def _below(t: Tensor, level: int) -> Tensor:
     return functorch.get_unwrapped(t) if is_there else t
 
 
-def edge_of(tensor: Tensor) -> Edge:
+def _edge_of(tensor: Tensor) -> Edge:
     return tensor.grad_fn, tensor.output_nr
 
 
-def reached(tensors: Sequence[Tensor], stops: Mapping[Edge, Tensor]) -> list[Tensor]:
-    """Return the leaves and the stops that tensors depend on; do not follow the graphs of stops."""
+def reached(tensors: Sequence[Tensor], known: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Return the leaves and the known tensors that tensors depend on.
+
+    The graphs of known tensors are not followed.
+    """
+    stops = {_edge_of(t): t for t in known if t.grad_fn is not None}
     found = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
-    edges = [edge_of(t) for t in tensors if t.grad_fn is not None]
+    edges = [_edge_of(t) for t in tensors if t.grad_fn is not None]
     seen: set[Edge] = set()
     for edge in edges:  # the list grows
         if edge[0] is None or edge in seen:

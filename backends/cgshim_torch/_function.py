@@ -28,7 +28,7 @@ from cgshim.backend import (
     tensors_inside,
     with_leaves,
 )
-from cgshim_torch._captured import captured_by, edge_of, reached
+from cgshim_torch._captured import captured_by, reached
 from cgshim_torch._cut import Cut
 from cgshim_torch._private import forward_ad, is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
@@ -360,8 +360,7 @@ def require_connected(
 
 def _leaves_besides(tensors: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
     """Return the leaves that tensors depend on besides known tensors."""
-    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
-    return [leaf for leaf in reached(tensors, stops) if all(leaf is not x for x in known)]
+    return [leaf for leaf in reached(tensors, known) if all(leaf is not x for x in known)]
 
 
 def _require_constants(

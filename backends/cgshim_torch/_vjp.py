@@ -17,7 +17,7 @@ from cgshim.backend import (
     refusal,
     tensors_inside,
 )
-from cgshim_torch._captured import edge_of, reached
+from cgshim_torch._captured import reached
 from cgshim_torch._cut import Cut
 from cgshim_torch._private import functorch, is_transformed, is_wrapped
 from cgshim_torch._tensors import alias
@@ -78,8 +78,7 @@ def vjp_with_variables(
                           got=describe(variable),
                           do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
         others = {id(v): v for v in variables if v is not variable}
-        stops = {edge_of(v): v for v in others.values() if v.grad_fn is not None}
-        if any(id(v) in others for v in reached([variable], stops)):
+        if any(id(v) in others for v in reached([variable], others.values())):
             raise refusal(CustomGradientTypeError, "op_vjp",
                           must="variables must not be made of one another", got=describe(variable),
                           do="pass the one as an argument of the other's function")  # fmt: skip
@@ -104,7 +103,7 @@ def _vjp_by_autograd(
     connected = [at for at, y in enumerate(outputs) if y.requires_grad]
     by = [*own, *variables]
     # fn may hold tensors that only a rule reads
-    sources = [*inputs, *reached([*outputs, *tensors_inside(fn, torch.is_tensor)], {})]
+    sources = [*inputs, *reached([*outputs, *tensors_inside(fn, torch.is_tensor)])]
     outside = outside and any(t.requires_grad and getattr(t, _RUNNING, True) for t in sources)
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
