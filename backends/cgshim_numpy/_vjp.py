@@ -31,12 +31,7 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
     # autograd accepts no subclass of NumPy's array, such as a memmap
     floats = tuple([np.asarray(x) if isinstance(x, np.memmap) else x for x in inputs])
 
-    def fn_and_inputs(floats: Any) -> Any:
-        # autograd warns if no output depends on the inputs, so the inputs are outputs as well
-        outputs = fn(*[floats[at] for at in range(len(inputs))])
-        return tuple_of_boxes((tuple_of_boxes(tuple(outputs)), floats))
-
-    pullback, (outputs, _) = make_vjp(fn_and_inputs)(floats)
+    pullback, (outputs, _) = make_vjp(_with_inputs(fn, len(inputs)))(floats)
     zeros = vspace(floats).zeros()
     return list(outputs), lambda upstreams: list(pullback((tuple(upstreams), zeros)))
 
@@ -44,12 +39,22 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
 def jvp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
 ) -> tuple[Sequence[Array], Sequence[Array]]:
-    # the inputs are outputs as well, so that an independent output has a tangent
-    def fn_and_inputs(floats: Any) -> Any:
-        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*floats))), floats))
-
-    (outputs, _), (of_outputs, _) = make_jvp(fn_and_inputs)(tuple(inputs))(tuple(tangents))
+    jvp_of = make_jvp(_with_inputs(fn, len(inputs)))(tuple(inputs))
+    (outputs, _), (of_outputs, _) = jvp_of(tuple(tangents))
     return list(outputs), list(of_outputs)
+
+
+def _with_inputs(fn: Callable[..., Sequence[Array]], count: int) -> Callable[[Any], Any]:
+    """Return fn as a function of one tuple that returns its inputs as well.
+
+    autograd warns if no output depends on the inputs, and an independent output has no tangent.
+    """
+
+    def fn_and_inputs(floats: Any) -> Any:
+        outputs = fn(*[floats[at] for at in range(count)])
+        return tuple_of_boxes((tuple_of_boxes(tuple(outputs)), floats))
+
+    return fn_and_inputs
 
 
 def vjp_of_rules(
