@@ -1,7 +1,7 @@
 """Fast path: calls with plain tensors as arguments and outputs, and a plain function as rule.
 
-Read this first: a call of a simple op runs it. `PlainCalls` runs f on detached inputs; if the rule
-closes over only tensors and numbers, `Plain` attaches it. Every other call continues in
+Read this first: a call of a simple op runs it. `PlainCalls` runs f on detached inputs, and
+attaches a rule that closes over only tensors and numbers. Every other call continues in
 `_function.attach_to` with f's result, so f runs once.
 """
 
@@ -15,8 +15,8 @@ import torch
 
 from cgshim.backend import Call, RuleSignature, Tensor, partition
 from cgshim_torch._export import is_exporting
-from cgshim_torch._function import CustomGradient, Run, attach_to, run_on_detached
-from cgshim_torch._private import is_any_autocast_enabled, is_transformed
+from cgshim_torch._function import CustomGradient, Run, attach_to, run_checked
+from cgshim_torch._private import is_transformed
 
 
 class PlainCalls:
@@ -33,14 +33,13 @@ class PlainCalls:
 
     def __call__(self, f: Any, args: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
         call = self.call.with_f(f, options)
-        if not torch.is_grad_enabled() or is_transformed() or is_exporting():
+        if is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
-        inputs, differentiated = [], False
-        for x in args:
-            if x.requires_grad:
-                x, differentiated = x.detach(), True
-            inputs.append(x)
-        result = run_on_detached(call, inputs)
+        inputs, differentiated = args, False
+        if torch.is_grad_enabled():
+            inputs = [x.detach() if x.requires_grad else x for x in args]
+            differentiated = any(x.requires_grad for x in args)
+        result = run_checked(call, inputs)
         signature = self.signature_of(result, inputs)
         if signature is None:
             return attach_to(call, args, inputs, result)
@@ -63,8 +62,8 @@ class PlainCalls:
             results = tuple([y.detach() for y in output])
             own.update(zip(map(id, output), results, strict=True))
         run = Run(call, signature, args)
-        saved = run.saved_of(own, run.convert(grad_fn), args, ())
-        return Plain.apply((run, saved, results), *args)
+        saved = run.saved_of(grad_fn, own, args)
+        return CustomGradient.apply((run, saved, results), *args)
 
     def signature_of(self, result: Any, inputs: Sequence[Tensor]) -> RuleSignature | None:
         """Return how to call a rule if it and the output are plain.
@@ -92,19 +91,3 @@ class PlainCalls:
             self.signature = signature if signature.is_plain else None
             self.code, self.count = grad_fn.__code__, count
         return self.signature
-
-
-class Plain(CustomGradient):
-    """Return a plain output of f; the backward pass is the rule."""
-
-    @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        run = ctx.run
-        if torch.is_grad_enabled() or is_any_autocast_enabled() or not run.is_plain:
-            return CustomGradient.backward(ctx, *upstreams)
-        # an op that saves nothing allows several backward passes
-        saved = ctx.saved_tensors if run.saves else ()
-        gradients, _ = run.signature.gradients(
-            run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
-        )
-        return None, *gradients

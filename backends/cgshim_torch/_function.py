@@ -8,10 +8,9 @@ an output is one already, and for the others f runs again (`Recomputed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -25,13 +24,11 @@ from cgshim.backend import (
     is_differentiable,
     is_in_rule,
     subvals,
-    tensors_inside,
-    with_leaves,
 )
 from cgshim_torch._captured import captured_by, reached
 from cgshim_torch._cut import Cut
 from cgshim_torch._private import forward_ad, is_any_autocast_enabled
-from cgshim_torch._refusing import refusing
+from cgshim_torch._refusing import Refusal, refusal_for, refusing
 from cgshim_torch._tensors import alias
 from cgshim_torch._vjp import differ, ramp
 
@@ -41,21 +38,19 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
     recording = torch.is_grad_enabled()
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad([recording and x.requires_grad for x in inputs])
-    if not recording:
-        return _without_graph(call, call.read_output(call.run(inputs), inputs), inputs)
-    seen = [x.detach() for x in inputs]
-    return attach_to(call, inputs, seen, run_on_detached(call, seen))
+    seen = [x.detach() for x in inputs] if recording else inputs
+    return attach_to(call, inputs, seen, run_checked(call, seen))
 
 
-def run_on_detached(call: Call, seen: Sequence[Tensor]) -> Any:
-    """Run f on detached inputs; raise an error if it writes to them."""
-    versions = versions_of(seen)
+def run_checked(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Run f; raise an error if it writes to its inputs, and undo a change of the grad mode."""
+    versions, recording = versions_of(inputs), torch.is_grad_enabled()
     try:
-        result = call.run(seen)
+        result = call.run(inputs)
     finally:
-        if not torch.is_grad_enabled():  # as after Function.forward
-            torch.set_grad_enabled(True)
-    if versions != versions_of(seen):
+        if torch.is_grad_enabled() is not recording:  # as after Function.forward
+            torch.set_grad_enabled(recording)
+    if versions != versions_of(inputs):
         call.refuse_writing()
     return result
 
@@ -64,16 +59,15 @@ def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], resu
     """Return the output of a run of f on the detached inputs, with the gradient of its rule."""
     outputs, rule = call.read(result, seen)
     variables = _variables_of(call, rule, outputs, inputs)
-    if not any(x.requires_grad for x in (*inputs, *variables)):
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *variables))):
         return rule.output.combine(
             [y.detach() if y.requires_grad or any(y is x for x in inputs) else y for y in outputs]
         )
     run = Run(call, rule.signature, inputs, rule.needed)
-    residuals = run.convert(rule.grad_fn)
-    rule.grad_fn = None  # type: ignore[assignment]  # it would keep the residuals alive
     own, results = _results_of(outputs, inputs, seen)
     own.update((id(x), x) for x in variables)
-    saved = run.saved_of(own, residuals, inputs, variables)
+    saved = run.saved_of(rule.grad_fn, own, inputs, variables)
+    rule.grad_fn = None  # type: ignore[assignment]  # it would keep the residuals alive
     return rule.output.combine(CustomGradient.apply((run, saved, results), *inputs, *variables))
 
 
@@ -112,19 +106,12 @@ def _results_of(
     return own, tuple(results)
 
 
-def _without_graph(call: Call, output: Any, inputs: Sequence[Tensor]) -> Any:
-    """Return f's output, in which no tensor requires grad or is an argument."""
-
-    def cut(t: Any) -> Any:
-        is_tensor = isinstance(t, torch.Tensor)
-        return t.detach() if is_tensor and (t.requires_grad or any(t is x for x in inputs)) else t
-
-    return cut(output) if type(output) is torch.Tensor else with_leaves(call.backend, cut, output)
-
-
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return the version counters of tensors; inference tensors have none."""
-    return [0 if t.is_inference() else t._version for t in tensors]
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -138,9 +125,15 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        run = ctx.run
         # an op that saves nothing allows several backward passes
-        saved = ctx.saved_tensors if ctx.run.saves else ()
-        return None, *ctx.run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
+        saved = ctx.saved_tensors if run.saves else ()
+        if not run.is_plain or torch.is_grad_enabled() or is_any_autocast_enabled():
+            return None, *run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
+        gradients, _ = run.signature.gradients(
+            run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
+        )
+        return None, *gradients
 
 
 class Run:
@@ -151,7 +144,7 @@ class Run:
     """
 
     rebuild: Rebuild
-    refuse: Callable[[], NoReturn] | None = None
+    refuse: Refusal | None = None
     """raises the error for a derivative of the gradient"""
     autocast: tuple[str, torch.dtype] | None = None
     variables: int = 0
@@ -177,7 +170,8 @@ class Run:
     @property
     def is_plain(self) -> bool:
         """True if a first derivative calls the rule on the saved tensors unchanged."""
-        return not (self.autocast or self.refuse or self.order)
+        changes = self.needed or self.variables or self.autocast or self.refuse or self.order
+        return not (changes or self.call.kind_of_rule.is_transpose)
 
     def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
         """Return the rule with these residuals in its closure."""
@@ -186,40 +180,36 @@ class Run:
             self.signature, self.needed, self.shapes, self.dtypes, grad_fn
         )
 
-    def convert(self, grad_fn: Any) -> list[Tensor]:
-        """Return the residuals of the rule, and keep the rest of it."""
+    def saved_of(
+        self,
+        grad_fn: Any,
+        own: dict[int, Tensor],
+        inputs: Sequence[Tensor],
+        variables: Sequence[Tensor] = (),
+    ) -> list[Tensor]:
+        """Convert the rule, and return the tensors that the backward pass needs.
+
+        own are f's inputs and outputs by id, in their attached form.
+        """
         call = self.call
         residuals, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
         self.count = len(residuals)
-        if call.once_differentiable:
-            self.refuse = partial(call.refuse_second_order, "a derivative of it")
-        for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
-            if is_differentiable(t.dtype) and not (t.requires_grad and t.is_leaf):
-                self.refuse = partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
-        return residuals
-
-    def saved_of(
-        self,
-        own: dict[int, Tensor],
-        residuals: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        variables: Sequence[Tensor],
-    ) -> list[Tensor]:
-        """Return the tensors that the backward pass needs; own are f's inputs and outputs by id."""
-        saved, made = [], []
-        for at, t in enumerate(residuals):
-            known = own.get(id(t))
-            if known is None and is_differentiable(t.dtype):
-                made.append(at)
-                if t.requires_grad and not _leaves_besides([t], variables):
-                    t = t.detach()  # else the graph of the variables in f stays alive
-            saved.append(t if known is None else known)
+        saved: list[Tensor] = [own.get(id(t), t) for t in residuals]
+        made = [
+            at for at, t in enumerate(residuals) if id(t) not in own and is_differentiable(t.dtype)
+        ]
         if made:
             self.made = made
         if variables:
             self.variables = len(variables)
+            for at in made:  # else the graph of the variables in f stays alive
+                if saved[at].requires_grad and not _leaves_besides([saved[at]], variables):
+                    saved[at] = saved[at].detach()
             saved += variables
-        if self.signature.form == "arguments" or (self.made and self.refuse is None):
+        if opaque or call.once_differentiable:
+            is_lost = lambda t: not (t.requires_grad and t.is_leaf)
+            self.refuse = refusal_for(call, opaque, is_lost)
+        if self.signature.form == "arguments" or (made and self.refuse is None):
             saved += inputs
         if self.refuse is not None:
             # empty functions of the inputs: the gradient depends on unsaved inputs too

@@ -7,9 +7,8 @@ are arguments of the Function, because each level sees other tensors than f did.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -32,11 +31,13 @@ from cgshim_torch._private import (
     batches_of,
     forward_ad,
     functorch,
+    is_batched,
+    is_dead,
     is_wrapped,
     primal_of,
     unwrapped,
 )
-from cgshim_torch._refusing import refusing
+from cgshim_torch._refusing import Refusal, refusal_for, refusing
 from cgshim_torch._vjp import transposed, values_of
 
 
@@ -46,7 +47,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         return call.f.mapped(call, inputs)
     if isinstance(call.f, Mapped):
         innermost = max(inputs, key=functorch.maybe_get_level)
-        if functorch.is_batchedtensor(innermost):
+        if is_batched(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
     values = [*map(values_of, inputs)]  # a batch has no version counter of its own
     versions = versions_of(values)
@@ -96,8 +97,6 @@ def with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Te
 # torch computes tangents while f runs, and a host function has none. Its results are constants
 # in f, because the op's tangent is the rule's; only a derivative of the rule needs theirs.
 
-Refusal = Callable[[], NoReturn]
-
 
 class _ForwardMode(threading.local):
     level: int | None = None
@@ -139,7 +138,7 @@ class TransformedRun:
     """One run of f: its converted rule, and the Function's tensors that fill its slots."""
 
     host_refusals: dict[int, Refusal]
-    has_rule = True
+    has_rule: bool
     """False if the rule cannot run in a vmap, because an object has its residuals"""
 
     def __init__(
@@ -148,10 +147,12 @@ class TransformedRun:
     ) -> None:  # fmt: skip
         self.call, self.rule = call, rule
         held, self.filled, opaque = closure_convert(rule.grad_fn, call.backend)
-        if any(map(functorch.is_dead_tensor_wrapper, held)):
+        if any(map(is_dead, held)):
             call.refuse("a pullback that grad_fn keeps must be one of op_vjp under torch.func",
                         "one of torch.func.vjp", "let f or grad_fn call op_vjp")  # fmt: skip
-        self.refuse = self._refusal_for(opaque)
+        self.refuse = refusal_for(call, opaque, is_wrapped)
+        inside = tensors_inside(opaque, call.backend.is_tensor) if opaque else ()
+        self.has_rule = not any(map(batches_of, inside))
         self.inputs, self.leaves = len(inputs), len(inputs) + len(variables)
         self.outputs = len(outputs)
         known = set(map(id, (*inputs, *variables, *outputs)))
@@ -172,19 +173,6 @@ class TransformedRun:
         found = tensors_inside([call.f, *call.options.values()], call.backend.is_tensor)
         declared = set(map(id, call.variables))
         return [t for t in found if id(t) not in declared and is_differentiable(t.dtype)]
-
-    def _refusal_for(self, opaque: Sequence[Any]) -> Refusal | None:
-        """Return a function that raises the error for the gradient's derivative; None if it has
-        one.
-        """
-        call = self.call
-        if call.once_differentiable:
-            return partial(call.refuse_second_order, "the derivative of a gradient")
-        for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
-            if is_wrapped(t) and is_differentiable(t.dtype):
-                self.has_rule = not batches_of(t)
-                return partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
-        return None
 
     def rule_around(self, tensors: Sequence[Tensor]) -> Rule:
         """Return the rule with these inputs, residuals and outputs in its closure."""

@@ -27,19 +27,29 @@ def is_transformed() -> bool:
 
 def is_wrapped(t: torch.Tensor) -> bool:
     """Return True for a tensor of a level of torch.func."""
-    return bool(functorch.is_functorch_wrapped_tensor(t))
+    return bool(functorch.maybe_get_level(t) != -1)
+
+
+def is_batched(t: torch.Tensor) -> bool:
+    """Return True for a batch of the innermost vmap that a tensor belongs to."""
+    return bool(functorch.maybe_get_bdim(t) >= 0)
+
+
+def is_dead(t: torch.Tensor) -> bool:
+    """Return True for a tensor of a level of torch.func that has ended."""
+    return bool(functorch.maybe_get_level(t) == -2)
 
 
 def unwrapped(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor without the levels of torch.func that have ended."""
-    while functorch.is_dead_tensor_wrapper(t):
+    while is_dead(t):
         t = functorch.get_unwrapped(t)
     return t
 
 
 def primal_of(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its tangent; `unpack_dual` has no batching rule (torch 2.13)."""
-    if functorch.is_batchedtensor(t):
+    if is_batched(t):
         inner = primal_of(functorch.get_unwrapped(t))
         dim, level = functorch.maybe_get_bdim(t), functorch.maybe_get_level(t)
         return functorch._add_batch_dim(inner, dim, level)
@@ -50,7 +60,7 @@ def batches_of(t: torch.Tensor) -> set[int]:
     """Return the vmap levels whose batch a tensor has."""
     levels = set()
     while is_wrapped(t):
-        if functorch.is_batchedtensor(t):
+        if is_batched(t):
             levels.add(functorch.maybe_get_level(t))
         t = functorch.get_unwrapped(t)
     return levels

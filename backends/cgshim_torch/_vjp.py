@@ -140,45 +140,23 @@ def transposed(
 ) -> Sequence[Tensor]:
     """Return the transpose of a linear function at upstreams; raise if it is not linear.
 
-    The transpose of a linear function is the same everywhere, and <fn(x), u> = <x, transpose(u)>.
-    Both are checked at two points, unless there are no values: in a batch or a compiled graph.
+    The pullback of a linear function is the same at every point. It is taken at one point, and
+    compared with the function's values at another, unless there are no values: in a compiled graph.
     """
     points = [ramp(x, at) for at, x in enumerate(inputs)]
-    value, pullback = vjp(fn, points)
-    transpose = pullback(upstreams)
+    outputs, pullback = vjp(fn, points)
+    transpose = gradients = pullback(upstreams)
     if torch.compiler.is_compiling():
         return transpose
-    elsewhere = [_alternating(x) * x * (3.0 if at % 2 else 1.0) for at, x in enumerate(points)]
-    value_there, pullback_there = vjp(fn, elsewhere)
     with torch.no_grad():
         if any(map(functorch.is_legacy_batchedtensor, upstreams)):
             # is_grads_batched or vectorize=True: not comparable
-            upstreams = [ramp(y, at) for at, y in enumerate(value)]
-            checked = pullback(upstreams)
-        else:
-            checked = transpose
-        there = pullback_there(upstreams)
-        is_linear = (
-            not any(
-                differ([x], [y], **_tolerance(x, y)) for x, y in zip(checked, there, strict=True)
-            )
-            and _are_adjoint(checked, points, value, upstreams)
-            and _are_adjoint(there, elsewhere, value_there, upstreams)
-        )
-    if not is_linear:
-        refuse("one that is not, as its values at two points show")
+            upstreams = [ramp(y, at) for at, y in enumerate(outputs)]
+            gradients = pullback(upstreams)
+        elsewhere = [_alternating(x) * x * (3.0 if at % 2 else 1.0) for at, x in enumerate(points)]
+        if not _are_adjoint(gradients, elsewhere, fn(*elsewhere), upstreams):
+            refuse("one that is not, as its values at two points show")
     return transpose
-
-
-def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
-    """Return a tolerance relative to the largest number."""
-    relative = _relative(x)
-    values = [values_of(t).detach() for t in (x, y) if t.numel()]
-    try:
-        largest = max([float(t.abs().max()) for t in values], default=0.0)
-    except RuntimeError:  # fake tensors
-        largest = 0.0
-    return {"rtol": relative, "atol": relative * largest if largest < float("inf") else 0.0}
 
 
 def ramp(like: Tensor, place: int) -> Tensor:
@@ -214,24 +192,21 @@ def _are_adjoint(
     total = values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
     size = values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
     difference = (total.real if total.is_complex() else total).abs()
+    # rounding in 16 bits is no reason to raise an error, nor is a solver that stops early
+    tolerance = 1e-4 if terms[0].dtype.itemsize > 2 else 1e-2
     try:
-        return not bool((difference > _relative(terms[0]) * size).any())
+        return not bool((difference > tolerance * size).any())
     except RuntimeError:  # fake tensors
         return True
 
 
-def _relative(x: Tensor) -> float:
-    """Return a tolerance for linear rules that are solvers."""
-    return 0.02 if x.dtype.itemsize > 2 else 0.1
-
-
-def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bool:
+def differ(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> bool:
     """Return True if tensors differ by more than rounding; False if they have no values."""
     for x, y in zip(map(values_of, xs), map(values_of, ys), strict=True):
         try:
             # mostly they are equal, which one operation shows
             if not torch.equal(x, y):
-                torch.testing.assert_close(x, y, equal_nan=True, **tolerance)
+                torch.testing.assert_close(x, y, equal_nan=True)
         except AssertionError:
             return True
         except RuntimeError:  # fake tensors
