@@ -62,8 +62,17 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable",
-        "options", "takes_needs_input_grad", "variables",
+        "_constants",
+        "arguments",
+        "backend",
+        "f",
+        "forward_mode",
+        "name",
+        "needed",
+        "once_differentiable",
+        "options",
+        "takes_needs_input_grad",
+        "variables",
     )  # fmt: skip
     # how to check f's result, how to call grad_fn, and which class wraps it
     pair: ClassVar[Any] = staticmethod(checked_pair)
@@ -95,6 +104,7 @@ class Call:
         """True if f takes needs_input_grad"""
         self.needed = needed
         """which inputs may need a gradient; None for every differentiable input"""
+        self._constants: set[int] | None = None
 
     def with_f(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Call:
         """Return the same call with another f (a bound method, a converted f) and other options."""
@@ -120,7 +130,9 @@ class Call:
     @property
     def constants(self) -> set[int]:
         """The ids of cells and objects that are older than the run of f, and so are no residuals."""
-        known = {id(getattr(self.f, "__self__", None))}
+        if self._constants is not None:
+            return self._constants
+        known = self._constants = {id(getattr(self.f, "__self__", None))}
         if cells := getattr(getattr(self.f, "__func__", self.f), "__closure__", None):
             known.update(map(id, cells))
         if self.options or not self.arguments.are_tensors:

@@ -8,6 +8,7 @@ an output is one already, and for the others f runs again (`Recomputed`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -109,9 +110,12 @@ def _results_of(
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return the version counters of tensors; inference tensors have none."""
     try:
-        return [t._version for t in tensors]
+        return list(map(_version_of, tensors))
     except RuntimeError:
         return [0 if t.is_inference() else t._version for t in tensors]
+
+
+_version_of: Any = operator.attrgetter("_version")
 
 
 class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -173,13 +177,6 @@ class Run:
         changes = self.needed or self.variables or self.autocast or self.refuse or self.order
         return not (changes or self.call.kind_of_rule.is_transpose)
 
-    def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
-        """Return the rule with these residuals in its closure."""
-        grad_fn = self.rebuild(residuals)
-        return self.call.kind_of_rule(
-            self.signature, self.needed, self.shapes, self.dtypes, grad_fn
-        )
-
     def saved_of(
         self,
         grad_fn: Any,
@@ -194,10 +191,12 @@ class Run:
         call = self.call
         residuals, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
         self.count = len(residuals)
-        saved: list[Tensor] = [own.get(id(t), t) for t in residuals]
-        made = [
-            at for at, t in enumerate(residuals) if id(t) not in own and is_differentiable(t.dtype)
-        ]
+        saved, made = [], []
+        for at, t in enumerate(residuals):
+            known = own.get(id(t))
+            if known is None and is_differentiable(t.dtype):
+                made.append(at)
+            saved.append(t if known is None else known)
         if made:
             self.made = made
         if variables:
@@ -215,11 +214,12 @@ class Run:
             # empty functions of the inputs: the gradient depends on unsaved inputs too
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
         self.saves = bool(saved)
-        once = {id(t): t for t in saved}
-        if len(once) < len(saved):  # hooks that copy get each tensor once
-            places = {key: at for at, key in enumerate(once)}
-            self.order = [places[id(t)] for t in saved]
-        return [*once.values()]
+        if len(set(map(id, saved))) < len(saved):  # hooks that copy get each tensor once
+            once = {id(t): t for t in saved}
+            places = [*once]
+            self.order = [places.index(id(t)) for t in saved]
+            return [*once.values()]
+        return saved
 
     def gradients(
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
@@ -231,7 +231,9 @@ class Run:
         further = torch.is_grad_enabled() or forward_ad._current_level >= 0
         if further and self.made and self.refuse is None:
             residuals = connected(self, residuals, inputs, variables)
-        rule = self.rule_around(residuals)
+        rule = self.call.kind_of_rule(
+            self.signature, self.needed, self.shapes, self.dtypes, self.rebuild(residuals)
+        )
         records = torch.is_grad_enabled() and self.refuse is None
         with self.autocast_of_f(upstreams), torch.set_grad_enabled(records):
             gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
@@ -243,12 +245,9 @@ class Run:
     def autocast_of_f(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """Return a context with the autocast under which f ran."""
         if self.autocast is None and not (is_any_autocast_enabled() and tensors):
-            return _NO_CONTEXT
+            return nullcontext()
         off = (tensors[0].device.type, None, False)
         return torch.autocast(*(self.autocast or off))  # type: ignore[no-any-return]
-
-
-_NO_CONTEXT = nullcontext()
 
 
 # --- Higher derivatives ---------------------------------------------------------------------------
