@@ -17,20 +17,10 @@ from gaps import gaps_of
 
 from cgshim._registry import entry_points
 
-HERE = Path(__file__).parent
+BACKENDS = Path(__file__).parent / "backends"
 PROGRAM = "/jax/core/compile/backend_compile_duration"
 compiled = collections.Counter[str]()
 pytest_plugins = ["cgshim.testing.pytest_plugin"]
-
-
-def _take_off_path() -> None:
-    """pytest puts this folder on sys.path, where jax/ and torch/ would pass for the frameworks of
-    that name.
-    """
-    sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
-
-
-_take_off_path()  # before the conftest.py of a folder, which may import a framework
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,14 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(gpus)
 
 
-def pytest_collection_finish() -> None:
-    _take_off_path()
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A backend's own folder is a part of the runs that test the backend."""
     name = collection_path.name
-    of_a_backend = collection_path.parent == HERE and name in entry_points()
+    of_a_backend = collection_path.parent == BACKENDS and name in entry_points()
     return True if of_a_backend and name not in config.option.backends else None
 
 

@@ -38,10 +38,9 @@ def test_a_backend_that_does_not_import_fails_the_run(python, site_without) -> N
 
 
 def test_without_asking_every_framework_that_is_here(python, site_without) -> None:
-    """The folders tests/jax and tests/torch are not taken for the frameworks of that name, nor
-    collected.
-    """
-    result = python("-S", *PYTEST, str(TESTS), "--collect-only", path=site_without(*OTHERS))
+    """The tests of the other backends are not collected."""
+    tests = str(TESTS / "backends")
+    result = python("-S", *PYTEST, tests, "--collect-only", path=site_without(*OTHERS))
     assert f"backends: numpy (not in this run: {', '.join(OTHERS)})" in result.stdout
     folders = set(re.findall(r"<Dir (\w+)>", result.stdout))
     assert "numpy" in folders
