@@ -17,7 +17,7 @@ from gaps import gaps_of
 
 from cgshim._registry import entry_points
 
-BACKENDS = Path(__file__).parent / "backends"
+TESTS = Path(__file__).parent
 PROGRAM = "/jax/core/compile/backend_compile_duration"
 compiled = collections.Counter[str]()
 pytest_plugins = ["cgshim.testing.pytest_plugin"]
@@ -39,11 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A backend's own folder is a part of the runs that test the backend."""
     name = collection_path.name
-    of_a_backend = collection_path.parent == BACKENDS and name in entry_points()
+    of_a_backend = collection_path.parent == TESTS / "backends" and name in entry_points()
     return True if of_a_backend and name not in config.option.backends else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    if "numpy" not in config.option.backends:
+        config.hook.pytest_deselected(items=[item for item in items if not _has_backend(item)])
+        items[:] = filter(_has_backend, items)
     gaps = {backend: gaps_of(backend) for backend in config.option.backends}
     for item in items:
         backend, name = _row_of(item)
@@ -51,6 +54,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         reason = of_backend.get(name, of_backend.get(name.split("[")[0]))
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def _has_backend(item: pytest.Item) -> bool:
+    """Return False for a test without a backend: it runs once, in the runs that test NumPy."""
+    folders = item.path.relative_to(TESTS).parts
+    of_backends = folders[0] in ("backends", "gpu", "together")
+    return of_backends or not {"backend", "case", "cell"}.isdisjoint(item.fixturenames)
 
 
 def _row_of(item: pytest.Item) -> tuple[str, str]:
