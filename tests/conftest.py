@@ -5,6 +5,7 @@ its runs.
 from __future__ import annotations
 
 import collections
+import gc
 import importlib
 import os
 import sys
@@ -34,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_ENABLE_X64", "1")
     config.pluginmanager.register(gpus)
+
+
+def pytest_collection_finish() -> None:
+    """Let `gc.collect()` skip what is there before the first test: 5 ms instead of 250."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
