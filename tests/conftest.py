@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_ENABLE_X64", "1")
+    # with JAX_COMPILATION_CACHE_DIR every program is kept: half of them are an earlier test's
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     config.pluginmanager.register(gpus)
 
 

@@ -17,7 +17,7 @@ BACKENDS = ("numpy", "jax", "torch", "tensorflow")
 HEAD = """\
 # NumPy's functions
 
-`cgshim.ops` has these functions by NumPy's names. `nox -s "pages(ops)"` compares {calls} calls with NumPy 2 and writes
+`cgshim.ops` has these functions by NumPy's names. `nox -s pages` compares {calls} calls with NumPy 2 and writes
 this page; a test of each backend checks it. On the backends of its list a function returns NumPy's numbers, for NumPy's
 parameters and defaults. Elsewhere it raises a `BackendError`. `ops.special` has SciPy's functions.
 

@@ -22,7 +22,7 @@ DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_
 HEAD = """\
 # Transformations
 
-`nox -s "pages(transformations)"` runs every cell and writes this page. The op is `x**3` with a rule that is wrong on
+`nox -s pages` runs every cell and writes this page. The op is `x**3` with a rule that is wrong on
 purpose, five times the true one. A cell is *ok* if the number is the rule's. *error (n)* is the error below the tables.
 A cell is empty if the framework has no such transformation.
 """
