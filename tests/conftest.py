@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gpus
+import pairwise
 import pytest
 from gaps import gaps_of
 
@@ -29,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-device", choices=["cuda", "cpu"],
         help="run the gpu tests on cuda, or try them on the cpu; by default they run where a GPU is",
     )  # fmt: skip
+    parser.addoption(
+        "--pairwise", action="store_true", help="run each pair of the values of parameters, not all"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
@@ -38,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     config.pluginmanager.register(gpus)
+    config.pluginmanager.register(pairwise)
 
 
 def pytest_collection_finish() -> None:
