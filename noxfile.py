@@ -48,7 +48,7 @@ def run_tests(session: nox.Session, backends: list[str], *options: str) -> None:
     """Run pytest on these backends. A backend that does not import fails the session."""
     chosen = [word for backend in backends for word in ("--backend", backend)]
     settings = {**SETTINGS, "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax")}
-    parallel = ["-n", "2", "--dist", "worksteal"]
+    parallel = ["--pairwise", "-n", "2", "--dist", "worksteal"]
     session.run("pytest", "-q", *parallel, *chosen, *options, *session.posargs, env=settings)
 
 
