@@ -120,8 +120,8 @@ def package(session: nox.Session) -> None:
 def pages(session: nox.Session) -> None:
     """Write docs/ops.md and docs/transformations.md from runs on every backend."""
     install(session, "-e", ".", *ALL)
-    session.run("python", "tools/write_ops.py")
-    session.run("python", "tools/write_transformations.py")
+    for page in ("ops", "transformations"):
+        session.run("python", f"tools/write_{page}.py")
 
 
 @nox.session
