@@ -19,7 +19,7 @@ FACTOR = -3.0
 """What the rule says beyond the truth, so that its gradients cannot be taken for autodiff's."""
 
 few_examples = settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,

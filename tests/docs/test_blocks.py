@@ -18,7 +18,7 @@ README, LEARN = ROOT / "README.md", ROOT / "docs" / "learn.md"
 ELSEWHERE = {
     "library-authors.md": "tests/docs/test_library_authors.py",
     "porting.md": "tests/docs/test_porting.py",
-    "cookbook.md": "tests/torch/test_torch_mixed_precision.py",
+    "cookbook.md": "tests/backends/torch/test_torch_mixed_precision.py",
     "writing-a-backend.md": "tests/front/test_writing_a_backend.py",
 }
 """the pages whose blocks of Python other tests run"""

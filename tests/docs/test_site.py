@@ -1,5 +1,5 @@
-"""The site's sources: every public name has its place in the reference, every link leads somewhere,
-no page is wide.
+"""The site's sources: every public name has its place in the reference, every link leads
+somewhere.
 """
 
 import ast
@@ -9,7 +9,6 @@ import types
 from pathlib import Path
 
 import numpy as np
-import overflow
 import pytest
 
 from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
@@ -131,24 +130,3 @@ def test_a_broken_link_is_found(tmp_path):
         "# A *good* heading\n[a](#a-good-heading) [b](#none) [c](page.md) [d](gone.md) `[e](code)`\n"
     )
     assert list(broken_links(page)) == ["#none", "gone.md"]
-
-
-@pytest.mark.skipif(overflow.chromium() is None, reason="the widths of pages need Chromium")
-def test_a_wide_page_is_found(tmp_path, capsys):
-    (tmp_path / "narrow.html").write_text("<!doctype html><p>As wide as it may be.</p>")
-    assert overflow.main(str(tmp_path)) == 0
-    (tmp_path / "wide.html").write_text("<!doctype html><div style='width: 500px'>Wider.</div>")
-    assert overflow.main(str(tmp_path)) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "every page fits at 390 and 1280 pixels",
-        "wide.html needs 508 pixels, and has 390",
-    ]
-
-
-def test_without_chromium_nothing_is_measured(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(overflow, "chromium", lambda: None)
-    assert overflow.main(str(tmp_path)) == 0
-    assert (
-        capsys.readouterr().out
-        == "not run: the widths of the pages, because there is no Chromium here\n"
-    )

@@ -128,7 +128,7 @@ def test_the_version_where_nothing_tells_it(python, site_without):
 
 
 def test_conformance(capsys):
-    assert main(["conformance", "numpy"]) == 0
+    assert main(["conformance", "numpy", "-k", "same_tensor"]) == 0
     table, _, summary = capsys.readouterr().out.rpartition("numpy: ")
     assert table.startswith("case ")
     assert "same_tensor_twice" in table

@@ -16,7 +16,6 @@ ROOT = Path(cgshim.__file__).parent
 FILES = sorted(ROOT.glob("*.py"))
 OTHER_ROOMS = sorted([*(ROOT / "host").glob("*.py"), *(ROOT / "ops").glob("*.py")])
 BACKENDS = sorted((Path(__file__).parents[2] / "backends").rglob("*.py"))
-LONGEST = 600
 LOOKS = ("getattr", "hasattr")
 
 
@@ -263,9 +262,3 @@ def test_what_a_backend_may_offer_is_told_to_third_parties():
     assert {"numpy_function", "dtype_name", "version_limits"} <= members
     document = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
     assert not [member for member in members if f"`{member}" not in document]
-
-
-def test_files_are_short():
-    files = [file for file in (*ROOT.rglob("*.py"), *BACKENDS) if "conformance" not in file.parts]
-    assert len(files) > len(BACKENDS)
-    assert not [file for file in files if len(file.read_text().splitlines()) > LONGEST]

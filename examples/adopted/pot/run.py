@@ -1,6 +1,6 @@
 """Compares POT with itself, with the adapter in the place of its own gradients.
 
-`python examples/adopted/pot/run.py FOLDER`, where POT's sdist is unpacked, runs the tests in it of
+`python examples/adopted/pot/run.py FOLDER` unpacks POT's sdist there and runs the tests in it of
 all functions that call `set_gradients`, on all its backends; then losses with an upstream
 gradient other than 1, which its tests do not have.
 """
@@ -8,6 +8,7 @@ gradient other than 1, which its tests do not have.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -118,12 +119,22 @@ def main(folder):
     theirs = [*own.values(), ot.backend.TorchBackend().ValFunction]
     adapter = Path(__file__).with_name("adapter.py")
     print_lines(theirs, adapter)
-    (sdist,) = Path(folder).glob("*/test")
+    (sdist,) = download_sdist(folder).glob("*/test")
     with tempfile.TemporaryDirectory() as copy:
         tests = Path(shutil.copytree(sdist, Path(copy, "test")))
         (tests / "conftest.py").write_text(CONFTEST)
         files = [f"test_{name}.py" for name in TESTS if (tests / f"test_{name}.py").exists()]
         return failed + compare_tests(files, tests, adapter)
+
+
+def download_sdist(folder):
+    """Return the folder with POT's sdist unpacked: its wheel has no tests."""
+    requirement = f"pot=={ot.__version__}"
+    options = ["-q", "--no-deps", "--no-binary=pot", "-d", folder]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, requirement], check=True)
+    (archive,) = Path(folder).glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return Path(folder)
 
 
 if __name__ == "__main__":

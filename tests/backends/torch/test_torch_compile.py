@@ -10,12 +10,7 @@ import torch._dynamo.testing
 from cgshim import TransformationError, op_custom_gradient, op_grad, ops
 
 pytestmark = pytest.mark.usefixtures("compiling")
-COMPILERS = [
-    {"backend": "eager"},
-    {"backend": "aot_eager"},
-    {"backend": "inductor"},
-    {"mode": "reduce-overhead"},
-]
+COMPILERS = ["eager", "aot_eager", "inductor"]
 
 
 @op_custom_gradient
@@ -45,13 +40,13 @@ def gradients(loss, *inputs):
 
 
 @pytest.mark.stays_in_graph
-@pytest.mark.parametrize("options", COMPILERS, ids=lambda options: next(iter(options.values())))
-def test_an_op_stays_in_the_graph(options):
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_an_op_stays_in_the_graph(compiler):
     def loss(x):
         return (sine(x * 2) * x).sum()
 
     x = leaf(3)
-    value = torch.compile(loss, fullgraph=True, **options)(x)
+    value = torch.compile(loss, fullgraph=True, backend=compiler)(x)
     torch.testing.assert_close(value, loss(x))
     torch.testing.assert_close(gradients(value, x), gradients(loss(x), x))
 
@@ -122,7 +117,7 @@ def test_a_training_step_of_a_module():
             optimizer.step()
         return list(layer.parameters())
 
-    compiled = trained(lambda layer: torch.compile(layer, backend="inductor", fullgraph=True))
+    compiled = trained(lambda layer: torch.compile(layer, backend="aot_eager", fullgraph=True))
     torch.testing.assert_close(compiled, trained(lambda layer: layer))
 
 
@@ -238,7 +233,7 @@ def once(x):
     return product * 1, lambda upstream: upstream * 7 * product
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_gradient_without_derivatives_leaves_the_graph(compiler):
     x = leaf(3)
     value = torch.compile(lambda x: once(x) * 2, backend=compiler)(x).sum() + x.square().sum()
@@ -249,7 +244,7 @@ def test_a_gradient_without_derivatives_leaves_the_graph(compiler):
 
 
 @pytest.mark.stays_in_graph
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_gradient_without_derivatives_stays_in_a_graph_without_gradients(compiler):
     x = leaf(3)
     with torch.no_grad():
@@ -258,7 +253,7 @@ def test_a_gradient_without_derivatives_stays_in_a_graph_without_gradients(compi
         )
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_a_rule_that_forbids_gradients_raises_where_one_is_taken(compiler):
     def forbid(upstream):
         raise NotImplementedError("no gradient")
@@ -277,7 +272,7 @@ def slope(x):
 
 def test_an_op_inside_a_rule_is_right_or_refused():
     op, x = op_custom_gradient(lambda x: (x**3, lambda upstream: upstream * 5 * slope(x))), leaf(3)
-    y = torch.compile(lambda x: op(x) + 1, backend="inductor")(x)
+    y = torch.compile(lambda x: op(x) + 1, backend="aot_eager")(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     torch.testing.assert_close(first, 15 * x * x)
     try:

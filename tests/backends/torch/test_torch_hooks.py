@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "writing-a-backend.md").read_text()
 
 
 @pytest.fixture

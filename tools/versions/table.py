@@ -1,6 +1,4 @@
-"""Which versions of the frameworks are tested, and on which Pythons: all that `nox -s versions`
-runs.
-"""
+"""List the versions of the frameworks and of Python that `python tools/versions/run.py` tests."""
 
 from __future__ import annotations
 

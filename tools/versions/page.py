@@ -11,8 +11,9 @@ from table import CELLS, TABLE
 HEAD = """\
 # Versions
 
-`nox -s versions` writes this page. It runs every conformance case on each supported version of a framework, on the
-oldest and the newest Python with wheels of it. A gap is a case that the version cannot pass; the reason is listed.
+`python tools/versions/run.py` writes this page. It runs every conformance case on each supported version of a
+framework, on the oldest and the newest Python with wheels of it. A gap is a case that the version cannot pass; the
+reason is listed.
 """
 
 NAMES = {

@@ -8,6 +8,7 @@ its gradient is the identity (Shoeybi et al., 2019, arXiv:1909.08053, section 3)
 from datetime import timedelta
 from functools import partial
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -129,5 +130,8 @@ def _in_process(rank, meeting_point):
     dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("compiling")
 def test_in_two_processes(tmp_path):
-    mp.spawn(_in_process, (tmp_path / "meeting_point",), PROCESSES)
+    mp.start_processes(
+        _in_process, (tmp_path / "meeting_point",), PROCESSES, start_method="fork"
+    )  # spawn would import torch in each

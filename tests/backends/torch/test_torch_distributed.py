@@ -80,4 +80,5 @@ def _fsdp2(layer):
 def test_gradients_are_those_of_one_process():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    mp.spawn(_in_process, (port,), PROCESSES)
+    # spawn would import torch in each
+    mp.start_processes(_in_process, (port,), PROCESSES, start_method="fork")

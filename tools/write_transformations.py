@@ -1,26 +1,30 @@
-"""Run the cells of one backend and keep the results, or write docs/transformations.md from all results.
-
-python report.py run torch results/     python report.py write results/ docs/transformations.md
-"""
+"""Run every transformation on every backend, and write docs/transformations.md."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "transformations"))
 import cells
-
-sys.path.append(str(Path(__file__).parents[1]))
 from gaps import gaps_of
+
+ROOT = Path(__file__).parents[1]
+BACKENDS = ("numpy", "jax", "torch", "tensorflow")
+DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_X64": "1"}
 
 HEAD = """\
 # Transformations
 
-`nox -s transformations` runs every cell and writes this page. The op is `x**3` with a rule that is wrong on purpose,
-five times the true one. A cell is *ok* if the number is the rule's. *error (n)* is the error below the tables. A cell
-is empty if the framework has no such transformation.
+`nox -s pages` runs every cell and writes this page. The op is `x**3` with a rule that is wrong on
+purpose, five times the true one. A cell is *ok* if the number is the rule's. *error (n)* is the error below the tables.
+A cell is empty if the framework has no such transformation.
 """
 
 ON_HOST = """\
@@ -34,14 +38,23 @@ host is an error.
 """
 
 
-def run(name: str, folder: Path) -> None:
-    """Keep what each cell of a backend says, as JSON."""
-    tables = {"": cells.of_backend(name), **cells.on_host(name)}
+def main() -> int:
+    """Run each backend in a process of its own, and write the page; the number of wrong cells."""
+    with TemporaryDirectory() as results:
+        for backend in BACKENDS:
+            command = [sys.executable, __file__, backend, results]
+            subprocess.run(command, env={**os.environ, **DEVICES}, check=True)
+        return write(Path(results), ROOT / "docs" / "transformations.md")
+
+
+def run(backend: str, folder: Path) -> None:
+    """Write the results of one backend as JSON."""
+    tables = {"": cells.of_backend(backend), **cells.on_host(backend)}
     results = {
         table: {row: cells.run(cell) for row, cell in of_table.items()}
         for table, of_table in tables.items()
     }
-    (folder / f"{name}.json").write_text(json.dumps(results, indent=1))
+    (folder / f"{backend}.json").write_text(json.dumps(results, indent=1))
 
 
 def write(folder: Path, document: Path) -> int:
@@ -99,5 +112,6 @@ def _word(result: list[str] | None, notes: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    command, first, second = sys.argv[1:]
-    sys.exit(run(first, Path(second)) if command == "run" else write(Path(first), Path(second)))
+    if len(sys.argv) == 1:
+        sys.exit(main())
+    run(sys.argv[1], Path(sys.argv[2]))

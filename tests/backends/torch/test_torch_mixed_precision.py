@@ -12,7 +12,7 @@ from torch.amp import custom_bwd, custom_fwd
 from cgshim import op_custom_gradient
 from cgshim_torch._versions import STAYS_IN_GRAPH
 
-COOKBOOK = Path(__file__).parents[2] / "docs" / "cookbook.md"
+COOKBOOK = Path(__file__).parents[3] / "docs" / "cookbook.md"
 UPSTREAM = torch.tensor([[2.0, -3.0], [0.5, 7.0]])
 seen = []
 """the dtypes in which f and grad_fn compute, and whether autocast is on there"""

@@ -32,7 +32,7 @@ from cgshim_torch._versions import STAYS_IN_GRAPH
 X = torch.tensor([0.5, -1.25, 3.0])
 W = torch.tensor([2.0, 5.0])
 UP = torch.tensor([1.0, -2.0, 3.0])
-COMPILERS = ["eager", "inductor"]  # of which the second has what aot_eager has, too
+COMPILERS = ["eager", "aot_eager"]
 REFUSED = (
     "total: what runs on the host has no derivative of its own, got a derivative of its result; "
     "call it within op_custom_gradient, and write the rule with ops that have one"
