@@ -80,7 +80,7 @@ def op_embed_gradient(
     backend = backend_or_numpy([fx, gx, x])
     tensors, spec = partition(op, backend, floats_to_tensors(backend, x))
     if not (tensors and all(is_differentiable(t.dtype) for t in tensors)):
-        raise refusal(CustomGradientTypeError, op, must="x must hold float or complex tensors alone",
+        raise refusal(CustomGradientTypeError, op, must="x must hold only float or complex tensors",
                       got=describe_tree(x), do="give what fx was computed from")  # fmt: skip
     aligned = spec.align(gx)
     if aligned is None:

@@ -266,7 +266,7 @@ def as_tensor(op: str, backend: Backend, leaf: Any, near: Tensor | None = None) 
 def _portable(op: str, backend: Backend, array: Any) -> Any:
     """Return a NumPy array in native byte order, and in a dtype that every framework supports."""
     if array.dtype.char in "gG":
-        raise refusal(CustomGradientTypeError, op, must="a long double is NumPy's alone",
+        raise refusal(CustomGradientTypeError, op, must="only NumPy has long double",
                       got=describe(array), do=f"cast it to a dtype of {name_of(backend)}")  # fmt: skip
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

@@ -252,7 +252,7 @@ def refuse_nonlinear_jvp(op: str, what: str) -> NoReturn:
 def refuse_captured_tangent(op: str) -> NoReturn:
     """Raise the error for a tangent of a tensor that f captures."""
     raise refusal(TransformationError, op,
-                  must="jvp_fn gets the tangents of the arguments alone",
+                  must="jvp_fn gets only the tangents of the arguments",
                   got="one of a captured tensor", do="pass it as an argument")  # fmt: skip
 
 

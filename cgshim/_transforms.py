@@ -381,7 +381,7 @@ def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> 
     offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
     if offered is None:
         raise refusal(CustomGradientTypeError, op,
-                      must=f"{name_of(backend)} differentiates by arguments alone",
+                      must=f"{name_of(backend)} differentiates only by arguments",
                       got=count(len(variables), "variable"), do="pass them as arguments")  # fmt: skip
     return partial(offered, variables=variables)
 
@@ -440,7 +440,7 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument
     raise refusal(CustomGradientTypeError, op,
-                  must=f"argument {at} must hold float or complex tensors alone",
+                  must=f"argument {at} must hold only float or complex tensors",
                   got=describe_tree(argument), do="convert it, or leave it out of argnums")  # fmt: skip
 
 

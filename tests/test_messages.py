@@ -352,7 +352,7 @@ def test_long_doubles_beside_other_tensors(
     add: Any, framework_other_than_numpys: Framework, dtype: str
 ) -> None:
     framework, array = framework_other_than_numpys, np.array([1.0, 2.0], dtype)
-    text = f"op: a long double is NumPy's alone, got {describe(array)}; cast it to a dtype of {framework.name}"
+    text = f"op: only NumPy has long double, got {describe(array)}; cast it to a dtype of {framework.name}"
     raises(CustomGradientTypeError, text, add, framework.tensor([1.0, 2.0]), array)
 
 
@@ -615,7 +615,7 @@ def test_gradient_of_a_vector(framework: Framework) -> None:
 
 
 def test_gradient_by_an_integer(framework: Framework) -> None:
-    text = ("op_grad(square): argument 0 must hold float or complex tensors alone, got i32[]; "
+    text = ("op_grad(square): argument 0 must hold only float or complex tensors, got i32[]; "
             "convert it, or leave it out of argnums")  # fmt: skip
     raises(CustomGradientTypeError, text, cgshim.op_grad(square), framework.tensor(2, "int32"))
 

@@ -128,7 +128,7 @@ class Application:
 
     def _as_autograd_takes(self, y: Array) -> Array:
         if isinstance(y, np.ndarray) and type(y) not in (np.ndarray, np.memmap):
-            self.call.refuse("autograd differentiates plain arrays alone", f"a {type(y).__name__}",
+            self.call.refuse("autograd differentiates only plain arrays", f"a {type(y).__name__}",
                              "make it one with np.asarray")  # fmt: skip
         return y if isinstance(y, np.inexact) else np.asarray(y)
 

@@ -275,8 +275,8 @@ class _Check:
         state = len(self.derived.variables)  # the gradients of state are always needed
         for at in range(state, len(self.values) if len(self.values) > 1 else 0):
             own = [change for change in changes if change.input == at]
-            through = f"{together}, needed alone"
-            self._compare_in_reverse(own, outputs, upstreams, through, alone=at)
+            through = f"{together}, needed by itself"
+            self._compare_in_reverse(own, outputs, upstreams, through, only=at)
 
     def _evened(
         self, changes: Sequence[_Change], outputs: Sequence[Array], upstreams: Sequence[Array]
@@ -305,9 +305,9 @@ class _Check:
         outputs: Sequence[Array],
         upstreams: Sequence[Array],
         through: str,
-        alone: int | None = None,
+        only: int | None = None,
     ) -> None:
-        gradients = self.derived.vjp(self.values, upstreams, alone)
+        gradients = self.derived.vjp(self.values, upstreams, only)
         noise = sum(abs(u * y).sum() for u, y in zip(upstreams, outputs, strict=True))
 
         def is_far(change: _Change) -> bool:

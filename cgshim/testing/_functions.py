@@ -48,20 +48,20 @@ class Function:
             return self._arrays(self.run(self.on_tensors, *tensors))
 
     def vjp(
-        self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None
+        self, values: Sequence[Array], upstreams: Sequence[Array], only: int | None = None
     ) -> list[Array]:
         """Return the gradients of all inputs in reverse mode; or of one, with zeros for the others."""
         with self._set(values) as tensors:
-            if alone is None:
+            if only is None:
                 return self._arrays(self.run(self._pulled_back, tensors, self._tensors(upstreams)))
-            at = alone - len(self.variables)
+            at = only - len(self.variables)
             _, pullback = self.backend.vjp(
                 lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]]
             )
             # eager: a compiled call may need each gradient
             gradient = pullback(self._tensors(upstreams))
             return subvals(
-                [np.zeros_like(value) for value in values], [alone], self._arrays(gradient)
+                [np.zeros_like(value) for value in values], [only], self._arrays(gradient)
             )
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:

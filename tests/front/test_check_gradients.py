@@ -146,7 +146,7 @@ MISTAKES = {
     right_without_negative_upstreams: (SAME, in_reverse(r"y\[\d\]")),
     product_of_two_upstreams: (SAME, in_reverse(r"x\[\d\]", "all outputs at once")),
     right_for_one_output_at_a_time: (SAME, in_reverse(r"x\[\d\]", "all outputs at once")),
-    wrong_where_little_is_needed: (SAME, in_reverse(r"y\[\d\]", "output, needed alone")),
+    wrong_where_little_is_needed: (SAME, in_reverse(r"y\[\d\]", "output, needed by itself")),
     wrong_where_the_function_is_small: (SAME, in_reverse(r"y\[\d\]")),
 }
 
@@ -638,7 +638,7 @@ def test_the_gradients_of_variables(backend):
     if not hasattr(load(backend), "vjp_with_variables"):
         w, b = tensors(backend, [1.5, -0.5, 2.0], 7.0)
         with pytest.raises(
-            CustomGradientError, match="differentiates by arguments alone, got 2 variables"
+            CustomGradientError, match="differentiates only by arguments, got 2 variables"
         ):
             check_gradients(of_variables(backend, w, b, 1.0), [x], variables=[w, b])
         return
@@ -711,5 +711,5 @@ def test_what_is_slow_is_checked_for_one_input_alone_too(backend, monkeypatch):
         factor = 1.0 if all(needs_input_grad) else 3.0
         return x * y, lambda u: (factor * u * y, factor * u * x)
 
-    with pytest.raises(AssertionError, match=r"output, needed alone must be that"):
+    with pytest.raises(AssertionError, match=r"output, needed by itself must be that"):
         check_gradients(op_custom_gradient(f), tensors(backend, VECTOR, [2.0, 5.0, -1.0]))

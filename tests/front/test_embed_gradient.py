@@ -362,12 +362,12 @@ REDUCE = "reduce fx, or embed its real and imaginary part by themselves"
 REFUSED = {
     "an integer": (
         lambda x: {"x": {"a": x, "n": np.array([1, 2])}, "gx": {"a": x, "n": 1.0}},
-        "embed: x must hold float or complex tensors alone, got {'a': f32[2,3], 'n': i64[2]}; "
+        "embed: x must hold only float or complex tensors, got {'a': f32[2,3], 'n': i64[2]}; "
         "give what fx was computed from",
     ),
     "no tensor": (
         lambda x: {"x": ["a", 3]},
-        "embed: x must hold float or complex tensors alone, got [str, int]; give what fx was computed from",
+        "embed: x must hold only float or complex tensors, got [str, int]; give what fx was computed from",
     ),
     "two values": (
         lambda x: {"fx": (x, x)},

@@ -104,7 +104,7 @@ SCALAR = (
     "op_grad(fn): the function must return one real scalar, got {}; use op_vjp for other outputs"
 )
 FLOATS = (
-    "op_grad(fn): argument {} must hold float or complex tensors alone, got {}; "
+    "op_grad(fn): argument {} must hold only float or complex tensors, got {}; "
     "convert it, or leave it out of argnums"
 )
 

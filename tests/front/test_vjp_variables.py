@@ -1,4 +1,4 @@
-"""op_vjp by variables, where a backend differentiates by arguments alone."""
+"""op_vjp by variables, where a backend differentiates only by arguments."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from cgshim._registry import load
 from cgshim.testing.conformance import Framework
 
 ARGUMENTS_ALONE = (
-    "op_vjp(scaled): {} differentiates by arguments alone, got 1 variable; pass them as arguments"
+    "op_vjp(scaled): {} differentiates only by arguments, got 1 variable; pass them as arguments"
 )
 
 

@@ -189,13 +189,13 @@ def static_argument(framework: Framework, static: Any) -> None:
     """f and grad_fn get a static argument as the same object."""
 
     @op_custom_gradient
-    def op(x: Tensor, alone: Any, tree: Any, *, option: Any) -> Any:
-        def grad(x: Tensor, alone: Any, tree: Any, upstream: Tensor) -> Any:
-            assert alone is static
+    def op(x: Tensor, lone: Any, tree: Any, *, option: Any) -> Any:
+        def grad(x: Tensor, lone: Any, tree: Any, upstream: Tensor) -> Any:
+            assert lone is static
             assert tree["static"] is static
             return 7.0 * upstream * x, None, {"x": 11.0 * upstream, "static": None}
 
-        assert alone is static
+        assert lone is static
         assert tree["static"] is static
         assert option is static
         return x * tree["x"], grad

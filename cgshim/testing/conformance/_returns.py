@@ -131,7 +131,7 @@ def return_for_one_argument(framework: Framework, write: Callable[[Tensor], Any]
 @case()
 def return_for_a_container_that_checks_its_fields(framework: Framework) -> None:
     @op_custom_gradient
-    def alone(point: Any) -> Any:
+    def lone(point: Any) -> Any:
         return point.x * point.y, lambda u: [Checked(7.0 * u * point.x, 11.0 * u * point.y)]
 
     @op_custom_gradient
@@ -139,7 +139,7 @@ def return_for_a_container_that_checks_its_fields(framework: Framework) -> None:
         return point.x * z + point.y, lambda u: (None, 13.0 * u * point.x)
 
     framework.check_at(
-        lambda x, y: alone(Checked(x, y)), X, X, upstream=U, gradients=(7.0 * U * X, 11.0 * U * X)
+        lambda x, y: lone(Checked(x, y)), X, X, upstream=U, gradients=(7.0 * U * X, 11.0 * U * X)
     )
     none = np.zeros_like(X)
     framework.check_at(

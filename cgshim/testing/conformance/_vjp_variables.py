@@ -26,7 +26,7 @@ def _check_if_offered(
         framework.check_state(fn, *numbers, **expected)
         return True
     state = framework.tensors(numbers)
-    refused(fn, *state, by=framework.differentiate_state, says="differentiates by arguments alone")
+    refused(fn, *state, by=framework.differentiate_state, says="differentiates only by arguments")
     return False
 
 

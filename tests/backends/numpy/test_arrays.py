@@ -125,7 +125,7 @@ def test_an_output_of_a_class_derived_from_numpys_is_refused_where_it_is_differe
     with pytest.raises(TransformationError) as error:
         grad(lambda x: anp.sum(op(x)))(np.array([1.0, 2.0]))
     assert str(error.value) == (
-        f"op: autograd differentiates plain arrays alone, got a {kind}; make it one with np.asarray"
+        f"op: autograd differentiates only plain arrays, got a {kind}; make it one with np.asarray"
     )
 
 
@@ -175,7 +175,7 @@ REFUSED = {
     ),
     "as what is differentiated": (
         lambda: op_grad(square)(MASKED),
-        "op_grad(square): argument 0 must hold float or complex tensors alone, got a masked f64[2]; "
+        "op_grad(square): argument 0 must hold only float or complex tensors, got a masked f64[2]; "
         "convert it, or leave it out of argnums",
     ),
 }
@@ -221,7 +221,7 @@ def test_what_holds_no_numbers_is_static(static):
     np.testing.assert_array_equal(
         op_grad(lambda x: op(x, static, option=static).sum())(X), [7.0, 14.0]
     )
-    with pytest.raises(CustomGradientTypeError, match="must hold float or complex tensors alone"):
+    with pytest.raises(CustomGradientTypeError, match="must hold only float or complex tensors"):
         op_grad(op)(static)
 
 
