@@ -89,7 +89,7 @@ def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
 
 def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
     if any(map(is_tracer, inputs)):
-        eager = EagerOp(call, inputs)
+        eager = EagerOp(call)
         return eager.combined(_applied(eager, list(inputs)))
     output = call.output_of(inputs)
     if any(map(is_connected, jax.tree.leaves(output))):
@@ -99,14 +99,14 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
 
 def _applied(f: Any, args: list[Array]) -> list[Array]:
     """Return the outputs of an op; unpromised forward mode raises an error."""
-    if f.call.forward_mode or f.is_traced:
-        return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
+    if f.call.forward_mode:
+        return op_in_both_modes(f, args)  # type: ignore[no-any-return]
     try:
-        return op(f, args, None)  # type: ignore[no-any-return]
+        return op(f, args)  # type: ignore[no-any-return]
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # raises
+    return f.call.refuse_forward_mode("jvp, jacfwd or linearize")  # type: ignore[no-any-return]
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:

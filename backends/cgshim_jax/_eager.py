@@ -12,12 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jax.errors import UnexpectedTracerError
-
 from cgshim.backend import (
     Call,
-    CustomGradientError,
     Rebuild,
     Rule,
     closure_convert,
@@ -27,15 +23,12 @@ from cgshim.backend import (
 from cgshim_jax._op import Run, error_of, known_tensors, once_differentiable_error, push_by
 from cgshim_jax._tensors import (
     Array,
-    are_traced,
     as_tensor,
     conjugate,
-    constant,
     is_connected,
     is_differentiable,
     is_tensor,
     is_tracer,
-    reads,
     typeof,
     value_of,
 )
@@ -49,24 +42,29 @@ class CapturedError(Exception):
 class EagerOp:
     """A call, as a function of its inputs."""
 
-    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
-        self.call, self.is_traced = call, are_traced(inputs)
+    def __init__(self, call: Call) -> None:
+        self.call = call
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
         call = self.call.with_needs_input_grad([False] * len(args))
         return self._call(call, [*map(as_tensor, args)])[0]
 
-    def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
-        """Run f for derivatives by the needed args."""
-        if self.call.once_differentiable:
-            args = [*map(constant, args)]
+    def run(self, args: Sequence[Array], needed: Sequence[bool], is_again: bool) -> Run:
+        """Run f for derivatives by the needed args; is_again if there are further derivatives."""
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
-        if any(map(is_tracer, args)):
-            return self._run_on_tracers(call, args)
         outputs, rule = self._call(call, args)
-        return Run(outputs, [], EagerRule(call, rule, args, outputs))
+        eager = EagerRule(call, rule, args, outputs)
+        if not is_again:
+            return Run(outputs, [], eager)
+        residuals, opaque = eager.converted(call, args, outputs)
+        hidden = tensors_inside(opaque, _is_float)
+        if any(value_of(x) is None for x in hidden):
+            return TracedOp(call, args).run(args, needed, is_again)
+        if eager.refusal is None and hidden:
+            eager.refusal = _hidden_error(call, opaque)
+        return Run(outputs, residuals, eager, rule.needed)
 
     def combined(self, outputs: Sequence[Array]) -> Any:
         """Return the outputs in the structure that f returned."""
@@ -81,49 +79,6 @@ class EagerOp:
             raise CapturedError
         self.spec = rule.output
         return outputs, rule
-
-    def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
-        """Run f on constants where that is enough, so that f may be opaque, else on tracers."""
-        constants = [*map(constant, args)]
-        if self.is_traced:
-            run = self._run_on(call, constants)
-            if len(run.rule.known) == len(run.residuals):
-                return run
-        before, reads.happened = reads.happened, False
-        try:
-            run = self._run_on(call, args)
-        except (CapturedError, UnexpectedTracerError):
-            raise
-        except Exception as error:  # noqa: BLE001  # JAX has several for an f that is opaque
-            values = [value_of(x) for x in args]
-            if any(x is None for x in values):
-                values = constants
-            # no argument is another tensor too
-            run = self._run_on(call, [*map(jnp.copy, values)])
-            self._forbid_unconnected(call, run, error.with_traceback(None))
-        else:
-            if reads.happened:
-                self._forbid_unconnected(call, run, None)
-        finally:
-            reads.happened = before
-        return run
-
-    def _run_on(self, call: Call, args: Sequence[Array]) -> Run:
-        outputs, rule = self._call(call, args)
-        connected = EagerRule(call, rule, args, outputs)
-        residuals, opaque = connected.connect(call, args, outputs)
-        hidden = tensors_inside(opaque, _is_float)
-        if any(value_of(x) is None for x in hidden):
-            return TracedOp(call, args).run(args, call.needed)
-        if connected.refusal is None and hidden:
-            connected.refusal = _hidden_error(call, opaque)
-        needed = tuple(rule.needed) if rule.needed is not None else None
-        return Run(outputs, residuals, connected, needed)
-
-    def _forbid_unconnected(self, call: Call, run: Run, error: Exception | None) -> None:
-        if run.rule.refusal is None:
-            made = [x for at, x in enumerate(run.residuals) if at not in run.rule.known]
-            run.rule.refusal = _unconnected_error(call, made, error)
 
 
 class EagerRule:
@@ -140,7 +95,7 @@ class EagerRule:
         self.known = dict[int, int]()
         self.rebuild: Rebuild | None = None
 
-    def connect(
+    def converted(
         self, call: Call, args: Sequence[Array], outputs: Sequence[Array]
     ) -> tuple[list[Array], Sequence[Any]]:
         """Let the rule read residuals; return them, and the opaque objects that the rule keeps."""
@@ -179,23 +134,6 @@ def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception:
     x, tensor = next((x, t) for x in opaque for t in tensors_inside(x, _is_float))
     where = f"grad_fn keeps in an attribute of {describe(x)}"
     return error_of(call.refuse_unconnected, tensor, where)
-
-
-def _unconnected_error(
-    call: Call, made: Sequence[Array], error: Exception | None
-) -> Exception | None:
-    """Return the error for the derivative of a float that an opaque f made; f raised error, or None.
-
-    If f raised an error, it has run on constants.
-    """
-    before = {id(x) for x in tensors_inside([call.f, *call.static], _is_float)}
-    for x in made:
-        is_constant = error is not None or not is_connected(x)
-        if _is_float(x) and is_constant and id(x) not in before:
-            if isinstance(error, CustomGradientError):  # a function on the host
-                return error
-            return error_of(call.refuse_unconnected, x, "f made of values that Python read")
-    return None
 
 
 def _is_float(x: object) -> bool:

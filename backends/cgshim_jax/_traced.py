@@ -32,8 +32,6 @@ class TracedOp:
     Its args are the inputs, then what f and its rule capture.
     """
 
-    is_traced = True
-
     def __init__(
         self, call: Call, inputs: Sequence[Array], variables: Sequence[Array] = ()
     ) -> None:
@@ -84,7 +82,7 @@ class TracedOp:
         """Return f's outputs for a call that nothing differentiates."""
         return self._evaluate(args)[: self.spec.count]
 
-    def run(self, args: Sequence[Array], needed: Sequence[bool] | None) -> Run:
+    def run(self, args: Sequence[Array], needed: Sequence[bool], is_again: bool) -> Run:
         """Return the outputs and the residuals, as functions of the args."""
         results, end = self._evaluate(args), self.spec.count
         self.rule.gradient_of = self.rule.gradient_of[: len(args)]
