@@ -75,8 +75,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
             return _without_captured(call, inputs)
         except (CapturedError, UnexpectedTracerError):
             pass  # f captures a tracer in an object, or in a global
-    traced = trace_with_captured(call, inputs, held)
-    return traced.combined(_applied(traced, traced.args))
+    traced, args = trace_with_captured(call, inputs, held)
+    return traced.combined(_applied(traced, args))
 
 
 def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:

@@ -20,7 +20,7 @@ from cgshim.backend import (
     describe,
     tensors_inside,
 )
-from cgshim_jax._op import Run, error_of, known_tensors, once_differentiable_error, push_by
+from cgshim_jax._op import Run, error_of, push_by
 from cgshim_jax._tensors import (
     Array,
     as_tensor,
@@ -50,21 +50,23 @@ class EagerOp:
         call = self.call.with_needs_input_grad([False] * len(args))
         return self._call(call, [*map(as_tensor, args)])[0]
 
-    def run(self, args: Sequence[Array], needed: Sequence[bool], is_again: bool) -> Run:
-        """Run f for derivatives by the needed args; is_again if there are further derivatives."""
+    def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
+        """Run f for derivatives by the needed args."""
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
         outputs, rule = self._call(call, args)
-        eager = EagerRule(call, rule, args, outputs)
-        if not is_again:
-            return Run(outputs, [], eager)
-        residuals, opaque = eager.converted(call, args, outputs)
+        held, rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
         hidden = tensors_inside(opaque, _is_float)
         if any(value_of(x) is None for x in hidden):
-            return TracedOp(call, args).run(args, needed, is_again)
-        if eager.refusal is None and hidden:
-            eager.refusal = _hidden_error(call, opaque)
-        return Run(outputs, residuals, eager, rule.needed)
+            traced = TracedOp(call, args, call.variables)
+            return traced.run(traced.args, needed)
+        # JAX keeps rules; the instance of a method cannot be None
+        empty = rule.with_grad_fn(rebuild([()] * len(held)))
+        eager = EagerRule(empty, rebuild, len(held), call.variables, args, outputs)
+        refusal = _hidden_error(call, opaque) if hidden else None
+        residuals = [*held, *args] if rule.needs_inputs else held
+        push = None if rule.jvp_fn is None else eager.push
+        return Run(outputs, residuals, eager.pull, push, refusal, rule.needed)
 
     def combined(self, outputs: Sequence[Array]) -> Any:
         """Return the outputs in the structure that f returned."""
@@ -82,54 +84,31 @@ class EagerOp:
 
 
 class EagerRule:
-    """The rule of a run: as f returned it, or rebuilt around residuals."""
+    """The rule of a run, without its tensors."""
 
     def __init__(
-        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
-        self.rule, self.has_jvp = rule, rule.jvp_fn is not None
-        self.variables = call.variables
+        self, rule: Rule, rebuild: Rebuild, count: int, variables: Sequence[Array],
+        args: Sequence[Array], outputs: Sequence[Array],
+    ) -> None:  # fmt: skip
+        self.rule, self.rebuild, self.count, self.variables = rule, rebuild, count, variables
         self.input_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
-        self.args = args if rule.needs_inputs else self.input_types
-        self.refusal = once_differentiable_error(call)
-        self.known = dict[int, int]()
-        self.rebuild: Rebuild | None = None
 
-    def converted(
-        self, call: Call, args: Sequence[Array], outputs: Sequence[Array]
-    ) -> tuple[list[Array], Sequence[Any]]:
-        """Let the rule read residuals; return them, and the opaque objects that the rule keeps."""
-        held, self.rebuild, opaque = closure_convert(
-            self.rule.grad_fn, call.backend, call.constants
-        )
-        residuals = [*held, *args] if self.rule.needs_inputs else held
-        self.known = known_tensors(residuals, args, outputs)
-        self.count, self.args = len(held), self.input_types
-        # JAX keeps rules; the instance of a method cannot be None
-        self.rule = self.rule.with_grad_fn(self.rebuild([()] * len(held)))
-        return residuals, opaque
-
-    def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
-        """Return the rule around the tensors that it reads, and the arguments of f."""
-        if self.rebuild is None:
-            return self.rule, self.args
+    def pull(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
+        """Return the gradients of the args."""
         rule = self.rule.with_grad_fn(self.rebuild(read[: self.count]))
-        args = read[self.count : self.count + len(self.args)]
-        return rule, args if rule.needs_inputs else self.args
-
-    def __call__(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
-        rule, args = self.bound(read)
-        upstreams = [*map(conjugate, upstreams)]
-        gradients, _ = rule(args, upstreams, self.variables, rule.needed)
+        args = read[self.count :] if rule.needs_inputs else self.input_types
+        gradients, _ = rule(
+            args[: len(self.input_types)], [*map(conjugate, upstreams)], self.variables, rule.needed
+        )
         return [None if g is None else conjugate(g) for g in gradients]
 
     def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
         """Return the tangents of the outputs, by the author's jvp_fn."""
-        rule, _ = self.bound(read)
+        rule = self.rule.with_grad_fn(self.rebuild(read[: self.count]))
         return push_by(rule, tangents, self.input_types, self.types)
 
 
-def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception:
+def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
     """Return the error for the derivative of a float in an attribute of one of these objects."""
     x, tensor = next((x, t) for x in opaque for t in tensors_inside(x, _is_float))
     where = f"grad_fn keeps in an attribute of {describe(x)}"

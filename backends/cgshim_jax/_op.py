@@ -4,7 +4,7 @@
 `jax.custom_jvp` around it, whose tangent is a linear map with the rule as its transpose.
 
 Both take an object with two methods: ``outputs(args)`` for a call that nothing differentiates, and
-``run(args, needed, is_again)`` for a call that is differentiated. `EagerOp` runs f as a Python
+``run(args, needed)`` for a call that is differentiated. `EagerOp` runs f as a Python
 function, and `TracedOp` as a jaxpr.
 """
 
@@ -22,9 +22,7 @@ from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.tree_util import Partial
 
 from cgshim.backend import (
-    Call,
     CustomGradientError,
-    refuse_captured_tangent,
     subvals,
 )
 from cgshim_jax._linear import transpose
@@ -48,11 +46,12 @@ class Run:
     outputs: list[Array]
     residuals: list[Array]
     """the tensors that the rule reads"""
-    rule: Any
-    """``rule(residuals, upstreams)`` returns one gradient or None for each of the args. ``rule.known``
-    maps the indices of residuals that are outputs or args to indices of ``[*outputs, *args]``.
-    ``rule.refusal`` is the error for the derivative of its gradients, or None.
-    """
+    pull: Callable[[Sequence[Array], Sequence[Array]], list[Array | None]]
+    """``pull(residuals, upstreams)`` returns the gradients of the args; None is zero"""
+    push: Callable[[Sequence[Array], Sequence[Array | None]], list[Array]] | None
+    """``push(residuals, tangents)`` returns the tangents of the outputs, if there is a jvp_fn"""
+    refusal: Exception | None = None
+    """the error for the derivative of the gradients"""
     needed: Sequence[bool] | None = None
     """the args whose gradients the rule returns; None for all"""
 
@@ -105,9 +104,9 @@ def forward(
     """
     f.check_captured(needed)
     args = [*map(as_tensor, args)]
-    is_again = any(map(is_tracer, args))
-    run = f.run([*map(fresh_constant, args)] if is_again else args, needed, is_again)
-    derivative = Derivative(f, run, args, needed)
+    constants = [*map(fresh_constant, args)]
+    run = f.run(constants, needed)
+    derivative = Derivative(f, run, constants, needed)
     residuals = derivative.connected(run.residuals, args)
     tangents = derivative.tangents_of_outputs
     outputs = with_tangents(tangents, run.outputs, [*args, *residuals])
@@ -118,17 +117,24 @@ class Derivative:
     """The derivative of one run of f, without its tensors, because JAX keeps it in programs."""
 
     def __init__(self, f: Any, run: Run, args: Sequence[Array], needed: Sequence[bool]) -> None:
-        self.f, self.rule, self.needed = f, run.rule, list(needed)
+        self.f, self.pull, self.push, self.needed = f, run.pull, run.push, list(needed)
         self.is_for_all = run.needed is None
         self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, run.outputs)]
+        self.error = run.refusal
+        if f.call.once_differentiable:
+            self.error = error_of(f.call.refuse_second_order, "its derivative")
+        index = {id(y): at for at, y in reversed([*enumerate(run.outputs)])}
+        index |= {id(x): len(run.outputs) + at for at, x in enumerate(args)}
+        self.known = {at: index[id(x)] for at, x in enumerate(run.residuals) if id(x) in index}
 
     def read(
         self, outputs: Sequence[Array], args: Sequence[Array], residuals: Sequence[Array]
     ) -> list[Array]:
         """Return what the rule reads: residuals, with these outputs and args among them."""
-        known, at = [*outputs, *args], self.rule.known
-        read = subvals(residuals, [*at], [known[index] for index in at.values()])
-        return read if self.rule.refusal is None else [*read, *args]
+        tensors = [*outputs, *args]
+        known = [tensors[index] for index in self.known.values()]
+        read = subvals(residuals, [*self.known], known)
+        return read if self.error is None else [*read, *args]
 
     def gradients(self, read: Sequence[Array], upstreams: Sequence[Any]) -> list[Array | None]:
         """Return the gradients of the args; an output that is not used has zeros as upstream."""
@@ -138,10 +144,10 @@ class Derivative:
             else zeros_of(kind)
             for u, kind in zip(upstreams, self.types, strict=True)
         ]
-        gradients = self._forbidden(self.rule(read, full), [*read, *full])
+        gradients = self._forbidden(self.pull(read, full), [*read, *full])
         return [
             None if g is None else matching(g, kind)
-            for g, kind in zip(gradients, self.arg_types, strict=True)
+            for g, kind in zip(gradients, self.arg_types, strict=False)
         ]
 
     def tangents(
@@ -161,8 +167,8 @@ class Derivative:
             return [full[at] for at in moving]
 
         def push(read: Any, tangents: Any) -> list[Array]:
-            if self.rule.has_jvp:
-                pushed = self._by_jvp_fn(read, subvals([None] * len(dots), moving, tangents))
+            if self.push is not None:
+                pushed = self.push(read, subvals([None] * len(dots), moving, tangents))
                 pushed = [matching(pushed[at], self.types[at]) for at in floats]
             else:
                 linear = lambda *upstreams: pull(read, upstreams)
@@ -172,17 +178,12 @@ class Derivative:
         vectors = [dots[at] for at in moving]
         return subvals(none, floats, linear_map(push, pull, read, vectors, types))
 
-    def _by_jvp_fn(self, read: Sequence[Array], dots: Sequence[Array | None]) -> list[Array]:
-        if any(t is not None for t in dots[len(self.rule.input_types) :]):
-            refuse_captured_tangent(self.f.call.name)
-        return self.rule.push(read, dots)  # type: ignore[no-any-return]
-
     def _forbidden(self, tensors: Any, of: Sequence[Array]) -> list[Any]:
-        if self.rule.refusal is None:
+        if self.error is None:
             return tensors  # type: ignore[no-any-return]
         at = [at for at, x in enumerate(tensors) if x is not None]
         found = [tensors[index] for index in at]
-        refuse = partial(tangents_that_raise, self.rule.refusal)
+        refuse = partial(tangents_that_raise, self.error)
         return subvals([None] * len(tensors), at, with_tangents(refuse, found, [*found, *of]))
 
     # --- Derivatives of the outputs and the residuals ---------------------------------------------
@@ -205,11 +206,9 @@ class Derivative:
     def connected(self, residuals: list[Array], args: list[Array]) -> list[Array]:
         """Return the residuals as functions of the args."""
         made = [
-            at
-            for at, x in enumerate(residuals)
-            if at not in self.rule.known and is_differentiable(x)
+            at for at, x in enumerate(residuals) if at not in self.known and is_differentiable(x)
         ]
-        if not made or self.rule.refusal is not None:
+        if not made or self.error is not None:
             return residuals
         values = [residuals[at] for at in made]
         tangents = partial(self._tangents_of_residuals, made)
@@ -222,27 +221,21 @@ class Derivative:
         primals, vectors = ([of[at] for at in moving] for of in (args, dots))
 
         def run_again(*moved: Array) -> list[Array]:
-            run = self.f.run(subvals(args, moving, moved), self.needed, True)
+            run = self.f.run(subvals(args, moving, moved), self.needed)
             return [run.residuals[at] for at in made]
 
         try:
             again, tangents = jax.jvp(run_again, tuple(primals), tuple(vectors))
-        except Exception as error:  # noqa: BLE001  # JAX has several for an f that is opaque
-            refusal = _unconnected_error(call, values, error)
-        else:
-            refusal = None if _are_same(values, again) else _other_residuals_error(call)
-            if refusal is None:
-                return tangents  # type: ignore[no-any-return]
-        return tangents_that_raise(refusal, values, primals, vectors)
-
-
-def known_tensors(
-    residuals: Sequence[Array], args: Sequence[Array], outputs: Sequence[Array]
-) -> dict[int, int]:
-    """Return ``rule.known``; an output that is one of the args is that."""
-    index = {id(y): at for at, y in reversed([*enumerate(outputs)])}
-    index |= {id(x): len(outputs) + at for at, x in enumerate(args)}
-    return {at: index[id(x)] for at, x in enumerate(residuals) if id(x) in index}
+        except CustomGradientError as error:  # a function on the host
+            return tangents_that_raise(error, values, primals, vectors)
+        except Exception:  # noqa: BLE001  # JAX has several for an f that is opaque
+            why = values[0], "f made of values that Python read"
+            refusal = error_of(call.refuse_unconnected, *why)
+            return tangents_that_raise(refusal, values, primals, vectors)
+        if not _are_same(values, again):
+            refusal = error_of(call.refuse, *_OTHER_RESIDUALS)
+            return tangents_that_raise(refusal, values, primals, vectors)
+        return tangents  # type: ignore[no-any-return]
 
 
 def push_by(
@@ -257,27 +250,22 @@ def push_by(
 
 
 def tangents_that_raise(
-    error: Exception, values: Sequence[Array], _: Any, dots: Sequence[Array | None]
+    error: Exception | None, values: Sequence[Array], _: Any, dots: Sequence[Array | None]
 ) -> list[Array]:
     """Return tangents of the values that raise the error when they are used."""
 
     def refuse(*_: Any) -> NoReturn:
-        raise error
+        raise error  # type: ignore[misc]
 
     moving = [t for t in dots if t is not None]
     return linear_map(refuse, refuse, [], moving, [*map(typeof, values)])
 
 
-def _unconnected_error(call: Call, values: Sequence[Array], error: Exception) -> Exception:
-    """Return the error for the derivative of residuals of an f that raised error on tracers."""
-    if isinstance(error, CustomGradientError):  # a function on the host
-        return error
-    return error_of(call.refuse_unconnected, values[0], "f made of values that Python read")
-
-
-def _other_residuals_error(call: Call) -> Exception:
-    return error_of(call.refuse, "a second derivative runs f again, and f must return the same",
-                    "other residuals", "draw random numbers outside f, and pass them as an argument")  # fmt: skip
+_OTHER_RESIDUALS = (
+    "a second derivative runs f again, and f must return the same",
+    "other residuals",
+    "draw random numbers outside f, and pass them as an argument",
+)
 
 
 def _are_same(values: Sequence[Array], others: Sequence[Array]) -> bool:
@@ -287,17 +275,10 @@ def _are_same(values: Sequence[Array], others: Sequence[Array]) -> bool:
     return all(is_tracer(change) or not change > 1e-2 * size for size, change in pairs)
 
 
-def error_of(function: Callable[..., Any], *args: Any) -> Exception:
-    """Return the error that a function raises for these arguments."""
+def error_of(function: Callable[..., Any], *args: Any) -> Exception | None:
+    """Return the error that a function raises for these arguments, or None."""
     try:
         function(*args)
     except Exception as error:  # noqa: BLE001
         return error.with_traceback(None)
-    raise AssertionError
-
-
-def once_differentiable_error(call: Call) -> Exception | None:
-    """Return the error for the derivative of a gradient that is once_differentiable."""
-    return (
-        error_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
-    )
+    return None
