@@ -76,7 +76,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         except (CapturedError, UnexpectedTracerError):
             pass  # f captures a tracer in an object, or in a global
     traced, args = trace_with_captured(call, inputs, held)
-    return traced.combined(_applied(traced, args))
+    return _applied(traced, args)
 
 
 def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
@@ -89,24 +89,23 @@ def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
 
 def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
     if any(map(is_tracer, inputs)):
-        eager = EagerOp(call)
-        return eager.combined(_applied(eager, list(inputs)))
+        return _applied(EagerOp(call), list(inputs))
     output = call.output_of(inputs)
     if any(map(is_connected, jax.tree.leaves(output))):
         raise CapturedError
     return output
 
 
-def _applied(f: Any, args: list[Array]) -> list[Array]:
-    """Return the outputs of an op; unpromised forward mode raises an error."""
-    if f.call.forward_mode:
-        return op_in_both_modes(f, args)  # type: ignore[no-any-return]
+def _applied(f: Any, args: list[Array]) -> Any:
+    """Return the output of an op; unpromised forward mode raises an error."""
+    call = op_in_both_modes if f.call.forward_mode else op
     try:
-        return op(f, args)  # type: ignore[no-any-return]
+        outputs = call(f, args)
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-    return f.call.refuse_forward_mode("jvp, jacfwd or linearize")  # type: ignore[no-any-return]
+        f.call.refuse_forward_mode("jvp, jacfwd or linearize")
+    return f.spec.combine(outputs)
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:

@@ -60,17 +60,10 @@ class EagerOp:
         if any(value_of(x) is None for x in hidden):
             traced = TracedOp(call, args, call.variables)
             return traced.run(traced.args, needed)
-        # JAX keeps rules; the instance of a method cannot be None
-        empty = rule.with_grad_fn(rebuild([()] * len(held)))
-        eager = EagerRule(empty, rebuild, len(held), call.variables, args, outputs)
-        refusal = _hidden_error(call, opaque) if hidden else None
+        pull, push = _functions_of(rule, rebuild, len(held), call, args, outputs)
         residuals = [*held, *args] if rule.needs_inputs else held
-        push = None if rule.jvp_fn is None else eager.push
-        return Run(outputs, residuals, eager.pull, push, refusal, rule.needed)
-
-    def combined(self, outputs: Sequence[Array]) -> Any:
-        """Return the outputs in the structure that f returned."""
-        return self.spec.combine(outputs)
+        refusal = _hidden_error(call, opaque) if hidden else None
+        return Run(outputs, residuals, pull, push, refusal, rule.needed)
 
     def check_captured(self, needed: Sequence[bool]) -> None:
         """Do nothing: f captures no tracer."""
@@ -83,29 +76,26 @@ class EagerOp:
         return outputs, rule
 
 
-class EagerRule:
-    """The rule of a run, without its tensors."""
+def _functions_of(
+    rule: Rule, rebuild: Rebuild, count: int, call: Call, args: Sequence[Array],
+    outputs: Sequence[Array],
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return ``pull`` and ``push`` of a run; grad_fn closes over the first count residuals."""
+    types, input_types, variables = [*map(typeof, outputs)], [*map(typeof, args)], call.variables
+    # JAX keeps rules, so this one has no tensors; the instance of a method cannot be None
+    empty = rule.with_grad_fn(rebuild([()] * count))
 
-    def __init__(
-        self, rule: Rule, rebuild: Rebuild, count: int, variables: Sequence[Array],
-        args: Sequence[Array], outputs: Sequence[Array],
-    ) -> None:  # fmt: skip
-        self.rule, self.rebuild, self.count, self.variables = rule, rebuild, count, variables
-        self.input_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
-
-    def pull(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
-        """Return the gradients of the args."""
-        rule = self.rule.with_grad_fn(self.rebuild(read[: self.count]))
-        args = read[self.count :] if rule.needs_inputs else self.input_types
-        gradients, _ = rule(
-            args[: len(self.input_types)], [*map(conjugate, upstreams)], self.variables, rule.needed
-        )
+    def pull(read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
+        bound = empty.with_grad_fn(rebuild(read[:count]))
+        inputs = read[count : count + len(input_types)] if bound.needs_inputs else input_types
+        gradients, _ = bound(inputs, [*map(conjugate, upstreams)], variables, bound.needed)
         return [None if g is None else conjugate(g) for g in gradients]
 
-    def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
-        """Return the tangents of the outputs, by the author's jvp_fn."""
-        rule = self.rule.with_grad_fn(self.rebuild(read[: self.count]))
-        return push_by(rule, tangents, self.input_types, self.types)
+    def push(read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
+        bound = empty.with_grad_fn(rebuild(read[:count]))
+        return push_by(bound, tangents, input_types, types)
+
+    return pull, None if rule.jvp_fn is None else push
 
 
 def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception | None:

@@ -1,4 +1,10 @@
-"""The transpose of a rule, which is its forward mode."""
+"""Linear maps, and two primitives that are made as in JAX's tutorial "How JAX primitives work".
+
+- `linear_map` carries a rule through forward mode. `jax.custom_derivatives.linear_call` does the
+  same, but JAX 0.10 cannot map it by vmap, as jacfwd does.
+- `with_tangents` gives tensors that are known already a derivative. `jax.custom_jvp` does the same,
+  but a scan whose gradient is differentiated drops it, and tracing it takes longer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,139 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from cgshim_jax._tensors import Array, is_tracer, typeof, zeros_of
+
+# --- A linear map with a transpose ----------------------------------------------------------------
+
+Map = Callable[[Sequence[Array], Sequence[Array]], list[Array]]
+"""a function of residuals and vectors, linear in the vectors"""
+
+
+def linear_map(
+    push: Map, pull: Map, residuals: Sequence[Array], vectors: Sequence[Array], types: Sequence[Any]
+) -> list[Array]:
+    """Return ``push(residuals, vectors)``, tensors of these types; the map's transpose is pull."""
+    how = {"push": push, "pull": pull, "count": len(residuals), "types": tuple(types)}
+    return list(_linear.bind(*residuals, *vectors, **how))
+
+
+def _run(*operands: Array, push: Map, count: int, **_: Any) -> list[Array]:
+    return push(operands[:count], operands[count:])
+
+
+def _jvp(primals: Any, tangents: Any, **how: Any) -> Any:
+    full = tuple(map(ad.instantiate_zeros, tangents))
+    return jax.jvp(lambda *xs: _run(*xs, **how), tuple(primals), full)
+
+
+def _transpose(upstreams: Any, *operands: Any, pull: Map, count: int, **_: Any) -> list[Any]:
+    if all(type(u) is ad.Zero for u in upstreams):  # a map that refuses has no other upstream
+        return [None] * len(operands)
+    gradients = pull(operands[:count], [*map(ad.instantiate_zeros, upstreams)])
+    return [None] * count + gradients
+
+
+def _batch(
+    axis: Any, operands: Any, at: Any, *, push: Map, pull: Map, count: int, types: Any
+) -> Any:
+    if all(i is None for i in at):  # JAX calls the rule even then
+        unmapped = linear_map(push, pull, operands[:count], operands[count:], types)
+        return unmapped, [None] * len(types)
+    vectors = [
+        batching.bdim_at_front(x, i, axis.size)
+        for x, i in zip(operands[count:], at[count:], strict=True)
+    ]
+
+    def mapped(one: Map) -> Map:
+        of_batch = jax.vmap(one, in_axes=(list(at[:count]), 0), **_over(axis))
+        return lambda residuals, vectors: of_batch(list(residuals), list(vectors))
+
+    kinds = [kind.update(shape=(axis.size, *kind.shape)) for kind in types]
+    outputs = linear_map(mapped(push), mapped(pull), list(operands[:count]), vectors, kinds)
+    return outputs, [0] * len(kinds)
+
+
+_linear = Primitive("cgshim_linear_map")
+_linear.multiple_results = True
+_linear.def_impl(_run)
+_linear.def_abstract_eval(lambda *_, types, **__: list(types))
+mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.fancy_primitive_batchers[_linear] = _batch
+
+
+# --- Known tensors with a derivative --------------------------------------------------------------
+
+Tangents = Callable[[list[Array], list[Array], list[Array | None]], Sequence[Array | None]]
+"""``tangents(values, operands, dots)`` returns the tangents of the values; None is zero"""
+
+
+def with_tangents(
+    tangents: Tangents, values: Sequence[Array], operands: Sequence[Array], is_tied: bool = True
+) -> list[Array]:
+    """Return the values as functions of the operands, with these tangents.
+
+    If is_tied, the values have a batch wherever an operand has one. `jax.custom_vjp` counts the
+    gradient of an output without the batch of a vmap once for each member of the batch.
+    """
+    if not any(map(is_tracer, operands)):
+        return list(values)
+    how = {"tangents": tangents, "count": len(values), "is_tied": is_tied}
+    return list(_values.bind(*values, *operands, **how))
+
+
+def without_tangents(values: list[Array], *_: Any) -> list[None]:
+    """Return zero tangents."""
+    return [None] * len(values)
+
+
+def _values_jvp(primals: Any, dots: Any, *, count: int, tangents: Tangents, **how: Any) -> Any:
+    values = _values.bind(*primals, count=count, tangents=tangents, **how)
+    given = [None if type(t) is ad.Zero else t for t in dots[count:]]
+    found = tangents(list(values), list(primals[count:]), given)
+    zeros = [ad.Zero(typeof(y).to_tangent_aval()) for y in values]
+    return values, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
+
+
+def _transpose_values(upstreams: Any, *tensors: Any, count: int, **_: Any) -> list[Any]:
+    return [*upstreams, *[None] * (len(tensors) - count)]
+
+
+def _batch_values(
+    axis: Any, tensors: Any, at: Any, *, count: int, tangents: Tangents, is_tied: bool
+) -> Any:
+    is_mapped = any(i is not None for i in at)  # JAX calls the rule even where nothing is
+    axes = [0 if i is not None or (is_mapped and is_tied and n < count) else None
+            for n, i in enumerate(at)]  # fmt: skip
+    tensors = [
+        x if to is None else batching.bdim_at_front(x, i, axis.size)
+        for x, i, to in zip(tensors, at, axes, strict=True)
+    ]
+    in_axes = axes[:count], axes[count:], axes[count:]
+    mapped = jax.vmap(tangents, in_axes=in_axes, **_over(axis)) if is_mapped else tangents
+    values = _values.bind(*tensors, count=count, tangents=mapped, is_tied=is_tied)
+    return values, axes[:count]
+
+
+def _over(axis: Any) -> dict[str, Any]:
+    return {"axis_size": axis.size, "axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
+
+
+_values = Primitive("cgshim_values")
+_values.multiple_results = True
+_values.def_impl(lambda *tensors, count, **_: tensors[:count])
+_values.def_abstract_eval(lambda *types, count, **_: types[:count])
+mlir.register_lowering(_values, lambda _, *tensors, count, **__: tensors[:count])
+ad.primitive_jvps[_values] = _values_jvp
+ad.primitive_transposes[_values] = _transpose_values
+batching.fancy_primitive_batchers[_values] = _batch_values
+
+
+# --- The transpose of a rule ----------------------------------------------------------------------
 
 
 def transpose(

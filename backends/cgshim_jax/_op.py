@@ -25,8 +25,7 @@ from cgshim.backend import (
     CustomGradientError,
     subvals,
 )
-from cgshim_jax._linear import transpose
-from cgshim_jax._primitives import linear_map, with_tangents, without_tangents
+from cgshim_jax._linear import linear_map, transpose, with_tangents, without_tangents
 from cgshim_jax._tensors import (
     Array,
     as_tensor,
@@ -86,7 +85,7 @@ def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]
     dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
     outputs, read, derivative = forward(f, primals[0], [t is not None for t in dots])
     pushed = derivative.tangents(read, dots)
-    zeros = (np.zeros(y.shape, jax.dtypes.float0) for y in outputs)
+    zeros = (np.zeros(kind.shape, jax.dtypes.float0) for kind in derivative.types)
     return outputs, [zero if t is None else t for t, zero in zip(pushed, zeros, strict=True)]
 
 

@@ -7,7 +7,8 @@ constants of f's jaxpr are the tensors that f captures.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import jax
 from jax.core import eval_jaxpr
@@ -35,24 +36,26 @@ class TracedOp:
     def __init__(
         self, call: Call, inputs: Sequence[Array], variables: Sequence[Array] = ()
     ) -> None:
-        self.call, self.count = call, len(inputs)
-        rule: Any = None
+        self.call, self.count, rule = call, len(inputs), None
+        self.gradients: Any = None
+        self.tangents: Any = None
 
-        def everything(*tracers: Array) -> tuple[list[Array], list[Array]]:
+        def outputs_and_residuals(*tracers: Array) -> list[Array]:
             nonlocal rule
             outputs, rule = call(tracers)
             takes_any = rule.takes_variables or call.arguments.variables is not None
-            return outputs, self._trace_rule(rule, tracers, outputs, variables if takes_any else ())
+            return outputs + self._trace_rule(
+                rule, tracers, outputs, variables if takes_any else ()
+            )
 
-        closed = jax.make_jaxpr(everything)(*inputs)
-        self.jaxpr, self.spec, self.rule = closed.jaxpr, rule.output, rule
-        args = {id(x): x for x in (*variables, *filter(is_tracer, closed.consts))}
-        self.args = [*inputs, *args.values()]
+        self.f = Jaxpr(outputs_and_residuals, inputs)
+        self.rule: Any = rule
+        self.spec = self.rule.output
+        captured = {id(x): x for x in (*variables, *self.f.tracers)}
+        index = {of: self.count + at for at, of in enumerate(captured)}
+        self.captured_at = [index[id(x)] for x in self.f.tracers]
+        self.args = [*inputs, *captured.values()]
         self.size = len(self.args)
-        index = {of: self.count + at for at, of in enumerate(args)}
-        self.captured_at = [at for at, x in enumerate(closed.consts) if id(x) in index]
-        self.index = [index[id(closed.consts[at])] for at in self.captured_at]
-        self.constants = subvals(closed.consts, self.captured_at, [None] * len(self.index))
 
     def _trace_rule(
         self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array],
@@ -61,20 +64,20 @@ class TracedOp:
         """Trace the rule, and perhaps a jvp_fn; return the tensors that they read."""
         types, input_types = [*map(typeof, outputs)], [*map(typeof, inputs)]
 
-        def gradients(*upstreams: Array) -> list[Array | None]:
-            of_inputs, of_variables = rule(
-                inputs, [*map(conjugate, upstreams)], variables, rule.needed
-            )
+        def pull(*upstreams: Array) -> list[Array | None]:
+            upstreams = tuple(map(conjugate, upstreams))
+            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
             return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
-        def tangents(*of_inputs: Array) -> list[Array]:
+        def push(*of_inputs: Array) -> list[Array]:
             return push_by(rule, of_inputs, input_types, types)
 
         like = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
-        self._gradients = TracedMap(gradients, like, 0)
-        residuals = self._gradients.take_residuals()
-        self._tangents = TracedMap(tangents, inputs, len(residuals)) if rule.jvp_fn else None
-        return residuals + (self._tangents.take_residuals() if self._tangents else [])
+        self.gradients, residuals = traced_map(pull, like, 0)
+        if rule.jvp_fn is None:
+            return residuals
+        self.tangents, others = traced_map(push, inputs, len(residuals))
+        return residuals + others
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
@@ -83,49 +86,40 @@ class TracedOp:
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Return the outputs and the residuals, as functions of the args."""
         results, end = self._evaluate(args), self.spec.count
-        push = None if self._tangents is None else self.push
+        push = None if self.tangents is None else self.push
         return Run(results[:end], results[end:], self.pull, push)
+
+    def _evaluate(self, args: Sequence[Array]) -> list[Array]:
+        return self.f([args[at] for at in self.captured_at], args[: self.count])
 
     def pull(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         """Return the gradients of the args."""
-        gradients = self._gradients(read, upstreams)
+        gradients = self.gradients(read, upstreams)
         return [*gradients, *[None] * (self.size - len(gradients))]
 
     def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
         """Return the tangents of the outputs, by the author's jvp_fn."""
         if any(t is not None for t in tangents[self.count :]):
             refuse_captured_tangent(self.call.name)
-        assert self._tangents is not None
-        kinds = zip(tangents, self._tangents.types, strict=False)
-        return self._tangents(read, [zeros_of(k) if t is None else t for t, k in kinds])  # type: ignore[return-value]
-
-    def _evaluate(self, args: Sequence[Array]) -> list[Array]:
-        captured = [args[at] for at in self.index]
-        constants = subvals(self.constants, self.captured_at, captured)
-        return eval_jaxpr(self.jaxpr, constants, *args[: self.count])  # type: ignore[no-any-return]
-
-    def combined(self, outputs: Sequence[Array]) -> Any:
-        """Return the outputs in the structure that f returned."""
-        return self.spec.combine(outputs)
+        given = zip(tangents, self.f.types, strict=False)
+        return self.tangents(read, [zeros_of(k) if t is None else t for t, k in given])  # type: ignore[no-any-return]
 
     # --- What f captures --------------------------------------------------------------------------
 
-    @property
     def state(self) -> list[Array]:
-        """The differentiable tensors that f captures, and does not only keep for its rule."""
-        read = _read_for(self.jaxpr.outvars[: self.spec.count], self.jaxpr.eqns)
-        places = zip(self.index, self.captured_at, strict=True)
-        found = {i for i, at in places if self.jaxpr.constvars[at] in read}
-        return [x for i, x in enumerate(self.args) if i in found and is_differentiable(x)]
+        """Return the differentiable tensors that f captures, and does not only keep for its rule."""
+        read = self.f.tracers_read_for(self.spec.count)
+        found = {at for at, is_read in zip(self.captured_at, read, strict=True) if is_read}
+        return [x for at, x in enumerate(self.args) if at in found and is_differentiable(x)]
 
     def take_args(self) -> list[Array]:
         """Return the args, and keep no tracer, because JAX keeps ops in programs."""
-        inputs, captured, state = self.args[: self.count], self.args[self.count :], self.state
+        inputs, captured, state = self.args[: self.count], self.args[self.count :], self.state()
         errors = [error_of(self._refuse_undeclared, x, state, inputs) for x in captured]
         self.errors = [*[None] * self.count, *errors]
-        call = self.call
-        self.call = Call(call.arguments, _no_f, {}, forward_mode=call.forward_mode,
-                         once_differentiable=call.once_differentiable)  # fmt: skip
+        self.call = Call(self.call.arguments, _no_f, {}, forward_mode=self.call.forward_mode,
+                         once_differentiable=self.call.once_differentiable)  # fmt: skip
+        self.f.tracers = []
         del self.args, self.rule
         return [*inputs, *(map(stop_gradient, captured) if is_in_rule() else captured)]
 
@@ -155,7 +149,7 @@ def trace_with_captured(
     variables = call.variables or [x for x in held if is_differentiable(x)]
     traced = TracedOp(call, inputs, variables)
     if traced.rule.takes_variables and not call.variables:
-        state = traced.state
+        state = traced.state()
         if [*map(id, state)] != [*map(id, variables)]:
             traced = TracedOp(call, inputs, state)
     return traced, traced.take_args()
@@ -165,52 +159,58 @@ def _no_f(*_: Any) -> Any:
     raise AssertionError("f is traced")
 
 
-def _read_for(ends: Sequence[Any], equations: Sequence[Any]) -> set[Any]:
-    """Return the variables that these variables depend on, with themselves."""
-    needed = {v for v in ends if not isinstance(v, Literal)}
-    for eqn in reversed(equations):
-        if not needed.isdisjoint(eqn.outvars):
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return needed
+# --- Functions as jaxprs --------------------------------------------------------------------------
 
 
-class TracedMap:
-    """A rule or a jvp_fn as a jaxpr: from vectors and residuals to gradients or tangents.
+class Jaxpr:
+    """A function as a jaxpr, apart from the tracers that it captures."""
 
-    An error that its author raises, or that tracing raises, is raised when its result is used.
+    def __init__(self, function: Callable[..., list[Array]], like: Sequence[Array]) -> None:
+        closed = jax.make_jaxpr(function)(*like)
+        self.jaxpr, self.types = closed.jaxpr, closed.in_avals
+        self.at = [at for at, c in enumerate(closed.consts) if is_tracer(c)]
+        self.tracers = [closed.consts[at] for at in self.at]
+        self.constants = subvals(closed.consts, self.at, [None] * len(self.at))
+
+    def __call__(self, tracers: Sequence[Array], args: Sequence[Array]) -> list[Array]:
+        constants = subvals(self.constants, self.at, tracers)
+        return eval_jaxpr(self.jaxpr, constants, *args)  # type: ignore[no-any-return]
+
+    def tracers_read_for(self, count: int) -> list[bool]:
+        """Return which of the tracers the first results depend on."""
+        needed = {v for v in self.jaxpr.outvars[:count] if not isinstance(v, Literal)}
+        for eqn in reversed(self.jaxpr.eqns):
+            if not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+        return [self.jaxpr.constvars[at] in needed for at in self.at]
+
+
+def traced_map(
+    function: Callable[..., Sequence[Array | None]], like: Sequence[Array], start: int
+) -> tuple[Callable[[Sequence[Array], Sequence[Array]], list[Array | None]], list[Array]]:
+    """Return a rule or a jvp_fn as a function of residuals and vectors, and its residuals.
+
+    They begin at start among all residuals. An error that the author raises, or that tracing raises,
+    is raised when the result is used.
     """
+    at, count = list[int](), 0
 
-    def __init__(
-        self, function: Callable[..., Sequence[Array | None]], like: Sequence[Array], start: int
-    ) -> None:
-        self.error: Exception | None = None
-        self.types = [*map(typeof, like)]
-        self.at, self.count = list[int](), 0
+    def given(*vectors: Array) -> list[Array]:
+        nonlocal at, count
+        results = function(*vectors)
+        at, count = [at for at, x in enumerate(results) if x is not None], len(results)
+        return [x for x in results if x is not None]
 
-        def given(*vectors: Array) -> list[Array]:
-            results = function(*vectors)
-            self.at = [at for at, x in enumerate(results) if x is not None]
-            self.count = len(results)
-            return [results[at] for at in self.at]
+    try:
+        jaxpr = Jaxpr(given, like)
+    except Exception as error:  # noqa: BLE001  # to raise may be the author's way to forbid it
+        return partial(_raise, error.with_traceback(None)), []
+    residuals, jaxpr.tracers = jaxpr.tracers, []
+    end = start + len(residuals)
+    return lambda read, vectors: subvals(
+        [None] * count, at, jaxpr(read[start:end], vectors)
+    ), residuals
 
-        constants: Sequence[Array] = ()
-        try:
-            closed = jax.make_jaxpr(given)(*like)
-            self.jaxpr, constants = closed.jaxpr, closed.consts
-        except Exception as error:  # noqa: BLE001  # to raise may be the author's way to forbid it
-            self.error = error.with_traceback(None)
-        self.tracers_at = [at for at, c in enumerate(constants) if is_tracer(c)]
-        self.residuals = [constants[at] for at in self.tracers_at]
-        self.place = slice(start, start + len(self.residuals))
-        self.constants = subvals(constants, self.tracers_at, [None] * len(self.residuals))
 
-    def take_residuals(self) -> list[Array]:
-        """Return the constants that are tracers; calls will give them, in this order."""
-        residuals, self.residuals = self.residuals, []
-        return residuals
-
-    def __call__(self, read: Sequence[Array], vectors: Sequence[Array]) -> list[Array | None]:
-        if self.error is not None:
-            raise self.error
-        constants = subvals(self.constants, self.tracers_at, read[self.place])
-        return subvals([None] * self.count, self.at, eval_jaxpr(self.jaxpr, constants, *vectors))
+def _raise(error: Exception, *_: Any) -> NoReturn:
+    raise error
