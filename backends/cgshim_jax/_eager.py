@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax.errors import UnexpectedTracerError
+
 from cgshim.backend import (
     Call,
     Rebuild,
@@ -33,10 +35,6 @@ from cgshim_jax._tensors import (
     value_of,
 )
 from cgshim_jax._traced import TracedOp
-
-
-class CapturedError(Exception):
-    """f or its rule captures a tracer."""
 
 
 class EagerOp:
@@ -71,7 +69,7 @@ class EagerOp:
     def _call(self, call: Call, args: Sequence[Array]) -> tuple[list[Array], Rule]:
         outputs, rule = call(args)
         if not any(map(is_tracer, args)) and any(map(is_connected, outputs)):
-            raise CapturedError
+            raise UnexpectedTracerError("f captures a tracer")
         self.spec = rule.output
         return outputs, rule
 

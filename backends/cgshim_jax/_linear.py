@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
-from cgshim_jax._tensors import Array, is_tracer, typeof, zeros_of
+from cgshim_jax._tensors import Array, is_tracer, matching, typeof, varies_over, zeros_of
 
 # --- A linear map with a transpose ----------------------------------------------------------------
 
@@ -41,10 +42,13 @@ def _jvp(primals: Any, tangents: Any, **how: Any) -> Any:
     return jax.jvp(lambda *xs: _run(*xs, **how), tuple(primals), full)
 
 
-def _transpose(upstreams: Any, *operands: Any, pull: Map, count: int, **_: Any) -> list[Any]:
+def _transpose(
+    upstreams: Any, *operands: Any, pull: Map, count: int, types: Any, **_: Any
+) -> list[Any]:
     if all(type(u) is ad.Zero for u in upstreams):  # a map that refuses has no other upstream
         return [None] * len(operands)
-    gradients = pull(operands[:count], [*map(ad.instantiate_zeros, upstreams)])
+    pairs = zip(map(ad.instantiate_zeros, upstreams), types, strict=True)
+    gradients = pull(operands[:count], [matching(u, kind) for u, kind in pairs])
     return [None] * count + gradients
 
 
@@ -54,18 +58,37 @@ def _batch(
     if all(i is None for i in at):  # JAX calls the rule even then
         unmapped = linear_map(push, pull, operands[:count], operands[count:], types)
         return unmapped, [None] * len(types)
-    vectors = [
-        batching.bdim_at_front(x, i, axis.size)
-        for x, i in zip(operands[count:], at[count:], strict=True)
-    ]
+    vectors = [_at_front(x, i, axis) for x, i in zip(operands[count:], at[count:], strict=True)]
 
     def mapped(one: Map) -> Map:
         of_batch = jax.vmap(one, in_axes=(list(at[:count]), 0), **_over(axis))
         return lambda residuals, vectors: of_batch(list(residuals), list(vectors))
 
-    kinds = [kind.update(shape=(axis.size, *kind.shape)) for kind in types]
+    kinds = [_with_batch(kind, axis, vectors) for kind in types]
     outputs = linear_map(mapped(push), mapped(pull), list(operands[:count]), vectors, kinds)
     return outputs, [0] * len(kinds)
+
+
+def _at_front(x: Array, at: int | None, axis: Any) -> Array:
+    if at is None and _explicit(axis):
+        return batching.broadcast(x, axis.size, 0, mesh_axis=_explicit(axis))
+    return batching.bdim_at_front(x, at, axis.size)
+
+
+def _with_batch(kind: Any, axis: Any, mapped: Sequence[Array]) -> Any:
+    """Return the type of a batch of tensors of this type, beside these tensors."""
+    if axis.spmd_name and all({*axis.spmd_name} <= varies_over(typeof(x)) for x in mapped):
+        mat = kind.mat
+        kind = kind.update(manual_axis_type=mat.update(varying=mat.varying | {*axis.spmd_name}))
+    shape, sharding = (axis.size, *kind.shape), getattr(kind, "sharding", None)
+    spec = (_explicit(axis), *(sharding.spec if sharding is not None else ()))
+    if not any(spec):
+        return kind.update(shape=shape)
+    return kind.update(shape=shape, sharding=sharding.update(spec=PartitionSpec(*spec)))
+
+
+def _explicit(axis: Any) -> Any:
+    return getattr(axis, "explicit_mesh_axis", None)  # before 0.7 there is none
 
 
 _linear = Primitive("cgshim_linear_map")
@@ -122,7 +145,7 @@ def _batch_values(
     axes = [0 if i is not None or (is_mapped and is_tied and n < count) else None
             for n, i in enumerate(at)]  # fmt: skip
     tensors = [
-        x if to is None else batching.bdim_at_front(x, i, axis.size)
+        x if to is None else _at_front(x, i, axis)
         for x, i, to in zip(tensors, at, axes, strict=True)
     ]
     in_axes = axes[:count], axes[count:], axes[count:]

@@ -11,6 +11,7 @@ function, and `TracedOp` as a jaxpr.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -73,14 +74,6 @@ op: Any = jax.custom_vjp(_outputs, nondiff_argnums=(0,))
 op.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _op(f: Any, args: list[Array]) -> list[Array]:
-    """Return the outputs of an op that is differentiable in both modes.
-
-    JAX drops a custom_jvp in a scan whose gradient is differentiated: there it finds `op`.
-    """
-    return op(f, args)  # type: ignore[no-any-return]
-
-
 def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
     dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
     outputs, read, derivative = forward(f, primals[0], [t is not None for t in dots])
@@ -89,7 +82,8 @@ def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]
     return outputs, [zero if t is None else t for t, zero in zip(pushed, zeros, strict=True)]
 
 
-op_in_both_modes: Any = jax.custom_jvp(_op, nondiff_argnums=(0,))
+# JAX drops a custom_jvp in a scan whose gradient is differentiated: there it finds `op`
+op_in_both_modes: Any = jax.custom_jvp(op, nondiff_argnums=(0,))
 op_in_both_modes.defjvp(_jvp, symbolic_zeros=True)
 
 
@@ -118,13 +112,17 @@ class Derivative:
     def __init__(self, f: Any, run: Run, args: Sequence[Array], needed: Sequence[bool]) -> None:
         self.f, self.pull, self.push, self.needed = f, run.pull, run.push, list(needed)
         self.is_for_all = run.needed is None
-        self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, run.outputs)]
+        self.set_types(args, run.outputs)
         self.error = run.refusal
         if f.call.once_differentiable:
             self.error = error_of(f.call.refuse_second_order, "its derivative")
         index = {id(y): at for at, y in reversed([*enumerate(run.outputs)])}
         index |= {id(x): len(run.outputs) + at for at, x in enumerate(args)}
         self.known = {at: index[id(x)] for at, x in enumerate(run.residuals) if id(x) in index}
+
+    def set_types(self, args: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Set the types of args and outputs: a shard_map that vmap maps has other types."""
+        self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
 
     def read(
         self, outputs: Sequence[Array], args: Sequence[Array], residuals: Sequence[Array]
@@ -174,16 +172,16 @@ class Derivative:
                 pushed = transpose(linear, types, tangents, self.f.call.refuse_nonlinear)
             return self._forbidden(pushed, [*read, *tangents])
 
-        vectors = [dots[at] for at in moving]
+        vectors = [matching(dots[at], self.arg_types[at]) for at in moving]
         return subvals(none, floats, linear_map(push, pull, read, vectors, types))
 
     def _forbidden(self, tensors: Any, of: Sequence[Array]) -> list[Any]:
         if self.error is None:
             return tensors  # type: ignore[no-any-return]
-        at = [at for at, x in enumerate(tensors) if x is not None]
-        found = [tensors[index] for index in at]
+        leaves, structure = jax.tree.flatten(list(tensors))
         refuse = partial(tangents_that_raise, self.error)
-        return subvals([None] * len(tensors), at, with_tangents(refuse, found, [*found, *of]))
+        forbidden = with_tangents(refuse, leaves, [*leaves, *of])
+        return jax.tree.unflatten(structure, forbidden)  # type: ignore[no-any-return]
 
     # --- Derivatives of the outputs and the residuals ---------------------------------------------
 
@@ -198,7 +196,9 @@ class Derivative:
             return without_tangents(outputs)
         self.f.check_captured(needed)
         if self.is_for_all or needed == self.needed:
-            return self.tangents(self.read(outputs, args, residuals), dots)
+            derivative = copy(self)
+            derivative.set_types(args, outputs)
+            return derivative.tangents(self.read(outputs, args, residuals), dots)
         _, read, derivative = forward(self.f, args, needed)
         return derivative.tangents(read, dots)
 
