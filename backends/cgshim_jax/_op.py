@@ -154,6 +154,7 @@ class Derivative:
         moving = [at for at, t in enumerate(dots) if t is not None]
         floats = [at for at, kind in enumerate(self.types) if is_differentiable(kind)]
         types, none = [self.types[at] for at in floats], [None] * len(self.types)
+        no_dots = [None] * len(dots)
 
         def pull(read: Any, upstreams: Any) -> list[Array]:
             gradients = self.gradients(read, subvals(none, floats, upstreams))
@@ -165,7 +166,7 @@ class Derivative:
 
         def push(read: Any, tangents: Any) -> list[Array]:
             if self.push is not None:
-                pushed = self.push(read, subvals([None] * len(dots), moving, tangents))
+                pushed = self.push(read, subvals(no_dots, moving, tangents))
                 pushed = [matching(pushed[at], self.types[at]) for at in floats]
             else:
                 linear = lambda *upstreams: pull(read, upstreams)
@@ -226,7 +227,7 @@ class Derivative:
         try:
             again, tangents = jax.jvp(run_again, tuple(primals), tuple(vectors))
         except CustomGradientError as error:  # a function on the host
-            return tangents_that_raise(error, values, primals, vectors)
+            return tangents_that_raise(error.with_traceback(None), values, primals, vectors)
         except Exception:  # noqa: BLE001  # JAX has several for an f that is opaque
             why = values[0], "f made of values that Python read"
             refusal = error_of(call.refuse_unconnected, *why)

@@ -15,7 +15,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 from jax.lax import stop_gradient
 
-from cgshim.backend import Call, Rule, is_in_rule, refuse_captured_tangent, subvals
+from cgshim.backend import Call, Rule, closure_convert, is_in_rule, refuse_captured_tangent, subvals
 from cgshim_jax._op import Run, error_of, push_by
 from cgshim_jax._tensors import (
     Array,
@@ -36,20 +36,22 @@ class TracedOp:
     def __init__(
         self, call: Call, inputs: Sequence[Array], variables: Sequence[Array] = ()
     ) -> None:
-        self.call, self.count, rule = call, len(inputs), None
+        self.call, self.count = call, len(inputs)
+        self.rule: Any = None
         self.gradients: Any = None
         self.tangents: Any = None
 
         def outputs_and_residuals(*tracers: Array) -> list[Array]:
-            nonlocal rule
             outputs, rule = call(tracers)
             takes_any = rule.takes_variables or call.arguments.variables is not None
-            return outputs + self._trace_rule(
-                rule, tracers, outputs, variables if takes_any else ()
-            )
+            given = variables if takes_any else ()
+            residuals = self._trace_rule(rule, tracers, outputs, given)
+            held, rebuild, _ = closure_convert(rule.grad_fn, call.backend)
+            # JAX's check for leaks finds what the rule would keep
+            self.rule = rule.with_grad_fn(rebuild([()] * len(held)))
+            return outputs + residuals
 
         self.f = Jaxpr(outputs_and_residuals, inputs)
-        self.rule: Any = rule
         self.spec = self.rule.output
         captured = {id(x): x for x in (*variables, *self.f.tracers)}
         index = {of: self.count + at for at, of in enumerate(captured)}
