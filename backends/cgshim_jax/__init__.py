@@ -103,13 +103,13 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
 
 def _applied(f: Any, args: list[Array]) -> Any:
     """Return the output of an op; unpromised forward mode raises an error."""
-    call = op_in_both_modes if f.call.forward_mode else op
+    call: Call = f.call
     try:
-        outputs = call(f, args)
+        outputs = (op_in_both_modes if call.forward_mode else op)(f, args)
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-        f.call.refuse_forward_mode("jvp, jacfwd or linearize")
+        call.refuse_forward_mode("jvp, jacfwd or linearize")
     return f.spec.combine(outputs)
 
 

@@ -25,7 +25,6 @@ from cgshim.backend import (
 from cgshim_jax._op import Run, error_of, push_by
 from cgshim_jax._tensors import (
     Array,
-    as_tensor,
     conjugate,
     is_connected,
     is_differentiable,
@@ -43,16 +42,14 @@ class EagerOp:
     def __init__(self, call: Call) -> None:
         self.call = call
 
-    def outputs(self, args: Sequence[Array]) -> list[Array]:
-        """Return f's outputs for a call that nothing differentiates."""
-        call = self.call.with_needs_input_grad([False] * len(args))
-        return self._call(call, [*map(as_tensor, args)])[0]
-
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
-        outputs, rule = self._call(call, args)
+        outputs, rule = call(args)
+        if not any(map(is_tracer, args)) and any(map(is_connected, outputs)):
+            raise UnexpectedTracerError("f captures a tracer")
+        self.spec = rule.output
         held, rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
         hidden = tensors_inside(opaque, _is_float)
         if any(value_of(x) is None for x in hidden):
@@ -65,13 +62,6 @@ class EagerOp:
 
     def check_captured(self, needed: Sequence[bool]) -> None:
         """Do nothing: f captures no tracer."""
-
-    def _call(self, call: Call, args: Sequence[Array]) -> tuple[list[Array], Rule]:
-        outputs, rule = call(args)
-        if not any(map(is_tracer, args)) and any(map(is_connected, outputs)):
-            raise UnexpectedTracerError("f captures a tracer")
-        self.spec = rule.output
-        return outputs, rule
 
 
 def _functions_of(

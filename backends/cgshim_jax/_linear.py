@@ -64,7 +64,7 @@ def _batch(
         of_batch = jax.vmap(one, in_axes=(list(at[:count]), 0), **_over(axis))
         return lambda residuals, vectors: of_batch(list(residuals), list(vectors))
 
-    kinds = [_with_batch(kind, axis, vectors) for kind in types]
+    kinds = [_with_batch(kind, axis, operands) for kind in types]
     outputs = linear_map(mapped(push), mapped(pull), list(operands[:count]), vectors, kinds)
     return outputs, [0] * len(kinds)
 
@@ -75,16 +75,16 @@ def _at_front(x: Array, at: int | None, axis: Any) -> Array:
     return batching.bdim_at_front(x, at, axis.size)
 
 
-def _with_batch(kind: Any, axis: Any, mapped: Sequence[Array]) -> Any:
+def _with_batch(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
     """Return the type of a batch of tensors of this type, beside these tensors."""
-    if axis.spmd_name and all({*axis.spmd_name} <= varies_over(typeof(x)) for x in mapped):
+    if axis.spmd_name and any({*axis.spmd_name} <= varies_over(typeof(x)) for x in operands):
         mat = kind.mat
         kind = kind.update(manual_axis_type=mat.update(varying=mat.varying | {*axis.spmd_name}))
     shape, sharding = (axis.size, *kind.shape), getattr(kind, "sharding", None)
-    spec = (_explicit(axis), *(sharding.spec if sharding is not None else ()))
-    if not any(spec):
+    if sharding is None or not any((_explicit(axis), *sharding.spec)):
         return kind.update(shape=shape)
-    return kind.update(shape=shape, sharding=sharding.update(spec=PartitionSpec(*spec)))
+    spec = PartitionSpec(_explicit(axis), *sharding.spec)
+    return kind.update(shape=shape, sharding=sharding.update(spec=spec))
 
 
 def _explicit(axis: Any) -> Any:

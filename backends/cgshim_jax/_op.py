@@ -3,9 +3,8 @@
 `op` is the call. `op_in_both_modes` is the call of an op that promises forward mode: a
 `jax.custom_jvp` around it, whose tangent is a linear map with the rule as its transpose.
 
-Both take an object with two methods: ``outputs(args)`` for a call that nothing differentiates, and
-``run(args, needed)`` for a call that is differentiated. `EagerOp` runs f as a Python
-function, and `TracedOp` as a jaxpr.
+Both take an object whose ``run(args, needed)`` runs f for derivatives by the needed args. `EagerOp`
+runs f as a Python function, and `TracedOp` as a jaxpr.
 """
 
 from __future__ import annotations
@@ -57,7 +56,9 @@ class Run:
 
 
 def _outputs(f: Any, args: list[Array]) -> list[Array]:
-    return with_tangents(without_tangents, f.outputs(args), args)
+    """Return f's outputs, for a call that nothing differentiates."""
+    run = f.run([*map(as_tensor, args)], [False] * len(args))
+    return with_tangents(without_tangents, run.outputs, args)
 
 
 def _forward(f: Any, args: Any) -> tuple[list[Array], Partial]:

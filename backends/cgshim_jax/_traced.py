@@ -52,7 +52,7 @@ class TracedOp:
             return outputs + residuals
 
         self.f = Jaxpr(outputs_and_residuals, inputs)
-        self.spec = self.rule.output
+        self.spec = self.rule.output  # type: ignore[attr-defined]
         captured = {id(x): x for x in (*variables, *self.f.tracers)}
         index = {of: self.count + at for at, of in enumerate(captured)}
         self.captured_at = [index[id(x)] for x in self.f.tracers]
@@ -81,18 +81,12 @@ class TracedOp:
         self.tangents, others = traced_map(push, inputs, len(residuals))
         return residuals + others
 
-    def outputs(self, args: Sequence[Array]) -> list[Array]:
-        """Return f's outputs for a call that nothing differentiates."""
-        return self._evaluate(args)[: self.spec.count]
-
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Return the outputs and the residuals, as functions of the args."""
-        results, end = self._evaluate(args), self.spec.count
+        captured, end = [args[at] for at in self.captured_at], self.spec.count
+        results = self.f(captured, args[: self.count])
         push = None if self.tangents is None else self.push
         return Run(results[:end], results[end:], self.pull, push)
-
-    def _evaluate(self, args: Sequence[Array]) -> list[Array]:
-        return self.f([args[at] for at in self.captured_at], args[: self.count])
 
     def pull(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         """Return the gradients of the args."""
