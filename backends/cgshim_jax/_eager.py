@@ -70,8 +70,7 @@ def _functions_of(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return ``pull`` and ``push`` of a run; grad_fn closes over the first count residuals."""
     types, input_types, variables = [*map(typeof, outputs)], [*map(typeof, args)], call.variables
-    # JAX keeps rules, so this one has no tensors; the instance of a method cannot be None
-    empty = rule.with_grad_fn(rebuild([()] * count))
+    empty = rule.with_grad_fn(_no_grad_fn)  # JAX keeps the two functions
 
     def pull(read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         bound = empty.with_grad_fn(rebuild(read[:count]))
@@ -84,6 +83,10 @@ def _functions_of(
         return push_by(bound, tangents, input_types, types)
 
     return pull, None if rule.jvp_fn is None else push
+
+
+def _no_grad_fn(*_: Any) -> Any:
+    raise AssertionError("grad_fn has no residuals yet")
 
 
 def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
