@@ -32,42 +32,6 @@ TENSORFLOW_REWRITTEN: dict[str, str] = {
 }
 """what the rewritten TensorFlow adapter does not do; each row goes with its fix"""
 
-_SCAN = (
-    "JAX forgets a custom_jvp in a scan whose gradient is differentiated, so forward mode over it raises "
-    "JAX's TypeError (issue #50)"
-)
-_KERNEL = "Pallas lowers no primitive of our own (issue #50)"
-_LEAK = "an op keeps the tracers that f captures, which JAX's check for leaks reports (issue #50)"
-_OBJECT = "an f that branches on values, in an object that holds a tracer, is an error (issue #50)"
-JAX_REWRITTEN: dict[str, str] = {
-    "test_a_callback_is_called_once_in_a_compiled_second_order": (
-        "a callback beside a residual in jit is an error in the second derivative (issue #50)"
-    ),
-    "test_a_hessian_of_an_op_in_both_modes[jacfwd-jacrev-scan]": _SCAN,
-    "test_a_kept_output_and_an_op_in_a_rule[jax_check_tracer_leaks]": _LEAK,
-    "test_a_second_order_of_once_differentiable_is_refused[scan-both modes-forward over reverse]": _SCAN,
-    "test_a_second_order_of_once_differentiable_is_refused[scan-reverse-forward over reverse]": _SCAN,
-    "test_an_inner_op_defines_the_second_order[scan-False]": _SCAN,
-    "test_an_inner_op_defines_the_second_order[scan-True]": _SCAN,
-    "test_an_argument_that_f_also_holds_is_not_read_from_there[grad]": _OBJECT,
-    "test_an_argument_that_f_also_holds_is_not_read_from_there[jacfwd]": _OBJECT,
-    "test_an_object_may_hold_what_f_does_not_read": _OBJECT,
-    "test_an_op_in_a_kernel[loop]": _KERNEL,
-    "test_an_op_in_a_kernel[op]": _KERNEL,
-    "test_as_by_hand[second order of a scan]": _SCAN,
-    "test_captured_tracers[jax_check_tracer_leaks]": _LEAK,
-    "test_no_tracer_leaves_a_call": _LEAK,
-    "test_on_four_devices": (
-        "an eager function on the host has its result on the default device (issue #50)"
-    ),
-    "test_on_simulated_devices": (
-        "forward mode over vmap of explicit shardings raises an error of JAX (issue #50)"
-    ),
-    "test_one_of_several_outputs[scan-hessian-False]": _SCAN,
-    "test_one_of_several_outputs[scan-hessian-True]": _SCAN,
-}
-"""what the rewritten JAX adapter does not do yet; each row goes with its fix"""
-
 _LINEARIZE = (
     "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
     "https://docs.jax.dev/en/latest/changelog.html"
@@ -150,7 +114,7 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    always |= {"jax": JAX_REWRITTEN, "tensorflow": TENSORFLOW_REWRITTEN}.get(backend, {})
+    always |= {"tensorflow": TENSORFLOW_REWRITTEN}.get(backend, {})
     rows = [
         (test, reason, versions)
         for (name, versions, test), reason in OF_VERSIONS.items()

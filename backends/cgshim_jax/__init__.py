@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.errors import UnexpectedTracerError
+from jax.errors import JAXTypeError, UnexpectedTracerError
 from jax.lax import stop_gradient as stop_gradient
 from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
 from jax.tree_util import tree_unflatten as tree_unflatten
@@ -31,7 +31,7 @@ from cgshim.backend import (
     imported_when_called,
     tensors_inside,
 )
-from cgshim_jax._eager import CapturedError, EagerOp
+from cgshim_jax._eager import EagerOp
 from cgshim_jax._linear import transpose
 from cgshim_jax._op import op, op_in_both_modes
 from cgshim_jax._private import is_mapped_now
@@ -39,6 +39,7 @@ from cgshim_jax._tensors import (
     Array,
     conjugate,
     convert_to_numpy as convert_to_numpy,
+    fresh_constant,
     is_connected,
     is_differentiable,
     is_tensor as is_tensor,
@@ -73,10 +74,14 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if not held:
         try:
             return _without_captured(call, inputs)
-        except (CapturedError, UnexpectedTracerError):
+        except UnexpectedTracerError:
             pass  # f captures a tracer in an object, or in a global
-    traced = trace_with_captured(call, inputs, held)
-    return traced.combined(_applied(traced, traced.args))
+    try:
+        return _applied(*trace_with_captured(call, inputs, held))
+    except JAXTypeError:  # f branches on values
+        if any(map(is_connected, call([*map(fresh_constant, inputs)])[0])):
+            raise
+    return _applied(EagerOp(call), list(inputs))  # f reads none of the tracers that it holds
 
 
 def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
@@ -89,24 +94,23 @@ def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
 
 def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
     if any(map(is_tracer, inputs)):
-        eager = EagerOp(call, inputs)
-        return eager.combined(_applied(eager, list(inputs)))
+        return _applied(EagerOp(call), list(inputs))
     output = call.output_of(inputs)
     if any(map(is_connected, jax.tree.leaves(output))):
-        raise CapturedError
+        raise UnexpectedTracerError("f captures a tracer")
     return output
 
 
-def _applied(f: Any, args: list[Array]) -> list[Array]:
-    """Return the outputs of an op; unpromised forward mode raises an error."""
-    if f.call.forward_mode or f.is_traced:
-        return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
+def _applied(f: Any, args: list[Array]) -> Any:
+    """Return the output of an op; unpromised forward mode raises an error."""
+    call: Call = f.call
     try:
-        return op(f, args, None)  # type: ignore[no-any-return]
+        outputs = (op_in_both_modes if call.forward_mode else op)(f, args)
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # raises
+        call.refuse_forward_mode("jvp, jacfwd or linearize")
+    return f.spec.combine(outputs)
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:

@@ -1,7 +1,9 @@
-"""Linear maps with a transpose of their own: they carry a rule through forward mode.
+"""Linear maps, and two primitives that are made as in JAX's tutorial "How JAX primitives work".
 
-`jax.custom_derivatives.linear_call` does the same, but JAX 0.10 cannot map it by vmap, as jacfwd
-does. The primitive is made as in JAX's tutorial "How JAX primitives work".
+- `linear_map` carries a rule through forward mode. `jax.custom_derivatives.linear_call` does the
+  same, but JAX 0.10 cannot map it by vmap, as jacfwd does.
+- `with_tangents` gives tensors that are known already a derivative. `jax.custom_jvp` does the same,
+  but a scan whose gradient is differentiated drops it, and tracing it takes longer.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
-from cgshim_jax._tensors import Array, is_tracer, typeof, value_of, zeros_of
+from cgshim_jax._tensors import Array, is_tracer, matching, typeof, varies_over, zeros_of
+
+# --- A linear map with a transpose ----------------------------------------------------------------
 
 Map = Callable[[Sequence[Array], Sequence[Array]], list[Array]]
 """a function of residuals and vectors, linear in the vectors"""
@@ -37,10 +42,13 @@ def _jvp(primals: Any, tangents: Any, **how: Any) -> Any:
     return jax.jvp(lambda *xs: _run(*xs, **how), tuple(primals), full)
 
 
-def _transpose(upstreams: Any, *operands: Any, pull: Map, count: int, **_: Any) -> list[Any]:
+def _transpose(
+    upstreams: Any, *operands: Any, pull: Map, count: int, types: Any, **_: Any
+) -> list[Any]:
     if all(type(u) is ad.Zero for u in upstreams):  # a map that refuses has no other upstream
         return [None] * len(operands)
-    gradients = pull(operands[:count], [*map(ad.instantiate_zeros, upstreams)])
+    pairs = zip(map(ad.instantiate_zeros, upstreams), types, strict=True)
+    gradients = pull(operands[:count], [matching(u, kind) for u, kind in pairs])
     return [None] * count + gradients
 
 
@@ -50,19 +58,37 @@ def _batch(
     if all(i is None for i in at):  # JAX calls the rule even then
         unmapped = linear_map(push, pull, operands[:count], operands[count:], types)
         return unmapped, [None] * len(types)
-    over = {"axis_size": axis.size, "axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
-    vectors = [
-        batching.bdim_at_front(x, i, axis.size)
-        for x, i in zip(operands[count:], at[count:], strict=True)
-    ]
+    vectors = [_at_front(x, i, axis) for x, i in zip(operands[count:], at[count:], strict=True)]
 
     def mapped(one: Map) -> Map:
-        of_batch = jax.vmap(one, in_axes=(list(at[:count]), 0), **over)
+        of_batch = jax.vmap(one, in_axes=(list(at[:count]), 0), **_over(axis))
         return lambda residuals, vectors: of_batch(list(residuals), list(vectors))
 
-    kinds = [kind.update(shape=(axis.size, *kind.shape)) for kind in types]
+    kinds = [_with_batch(kind, axis, operands) for kind in types]
     outputs = linear_map(mapped(push), mapped(pull), list(operands[:count]), vectors, kinds)
     return outputs, [0] * len(kinds)
+
+
+def _at_front(x: Array, at: int | None, axis: Any) -> Array:
+    if at is None and _explicit(axis):
+        return batching.broadcast(x, axis.size, 0, mesh_axis=_explicit(axis))
+    return batching.bdim_at_front(x, at, axis.size)
+
+
+def _with_batch(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
+    """Return the type of a batch of tensors of this type, beside these tensors."""
+    if axis.spmd_name and any({*axis.spmd_name} <= varies_over(typeof(x)) for x in operands):
+        mat = kind.mat
+        kind = kind.update(manual_axis_type=mat.update(varying=mat.varying | {*axis.spmd_name}))
+    shape, sharding = (axis.size, *kind.shape), getattr(kind, "sharding", None)
+    if sharding is None or not any((_explicit(axis), *sharding.spec)):
+        return kind.update(shape=shape)
+    spec = PartitionSpec(_explicit(axis), *sharding.spec)
+    return kind.update(shape=shape, sharding=sharding.update(spec=spec))
+
+
+def _explicit(axis: Any) -> Any:
+    return getattr(axis, "explicit_mesh_axis", None)  # before 0.7 there is none
 
 
 _linear = Primitive("cgshim_linear_map")
@@ -75,42 +101,71 @@ ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
 
 
-# --- Outputs without a batch ---------------------------------------------------------------------
+# --- Known tensors with a derivative --------------------------------------------------------------
+
+Tangents = Callable[[list[Array], list[Array], list[Array | None]], Sequence[Array | None]]
+"""``tangents(values, operands, dots)`` returns the tangents of the values; None is zero"""
 
 
-def in_batch_of(args: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-    """Return the outputs as constants, with a batch wherever one of the args has one.
+def with_tangents(
+    tangents: Tangents, values: Sequence[Array], operands: Sequence[Array], is_tied: bool = True
+) -> list[Array]:
+    """Return the values as functions of the operands, with these tangents.
 
-    A `jax.custom_vjp` counts the gradient of an output without the batch of a vmap once for each
-    member of the batch.
+    If is_tied, the values have a batch wherever an operand has one. `jax.custom_vjp` counts the
+    gradient of an output without the batch of a vmap once for each member of the batch.
     """
-    if all(value_of(x) is not None for x in args):
-        return list(outputs)
-    return list(_constants.bind(*outputs, *args, count=len(outputs)))
+    if not any(map(is_tracer, operands)):
+        return list(values)
+    how = {"tangents": tangents, "count": len(values), "is_tied": is_tied}
+    return list(_values.bind(*values, *operands, **how))
 
 
-def _constant_jvp(primals: Any, _: Any, *, count: int) -> Any:
-    outputs = _constants.bind(*primals, count=count)
-    return outputs, [ad.Zero(typeof(y).to_tangent_aval()) for y in outputs]
+def without_tangents(values: list[Array], *_: Any) -> list[None]:
+    """Return zero tangents."""
+    return [None] * len(values)
 
 
-def _batch_constants(axis: Any, operands: Any, at: Any, *, count: int) -> Any:
-    has_batch = any(i is not None for i in at)
-    outputs = [
-        batching.bdim_at_front(y, i, axis.size) if has_batch else y
-        for y, i in zip(operands[:count], at[:count], strict=True)
+def _values_jvp(primals: Any, dots: Any, *, count: int, tangents: Tangents, **how: Any) -> Any:
+    values = _values.bind(*primals, count=count, tangents=tangents, **how)
+    given = [None if type(t) is ad.Zero else t for t in dots[count:]]
+    found = tangents(list(values), list(primals[count:]), given)
+    zeros = [ad.Zero(typeof(y).to_tangent_aval()) for y in values]
+    return values, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
+
+
+def _transpose_values(upstreams: Any, *tensors: Any, count: int, **_: Any) -> list[Any]:
+    return [*upstreams, *[None] * (len(tensors) - count)]
+
+
+def _batch_values(
+    axis: Any, tensors: Any, at: Any, *, count: int, tangents: Tangents, is_tied: bool
+) -> Any:
+    is_mapped = any(i is not None for i in at)  # JAX calls the rule even where nothing is
+    axes = [0 if i is not None or (is_mapped and is_tied and n < count) else None
+            for n, i in enumerate(at)]  # fmt: skip
+    tensors = [
+        x if to is None else _at_front(x, i, axis)
+        for x, i, to in zip(tensors, at, axes, strict=True)
     ]
-    tied = _constants.bind(*outputs, *operands[count:], count=count)
-    return tied, [0 if has_batch else None] * count
+    in_axes = axes[:count], axes[count:], axes[count:]
+    mapped = jax.vmap(tangents, in_axes=in_axes, **_over(axis)) if is_mapped else tangents
+    values = _values.bind(*tensors, count=count, tangents=mapped, is_tied=is_tied)
+    return values, axes[:count]
 
 
-_constants = Primitive("cgshim_constants")
-_constants.multiple_results = True
-_constants.def_impl(lambda *operands, count: operands[:count])
-_constants.def_abstract_eval(lambda *types, count: types[:count])
-mlir.register_lowering(_constants, lambda _, *operands, count: operands[:count])
-ad.primitive_jvps[_constants] = _constant_jvp
-batching.fancy_primitive_batchers[_constants] = _batch_constants
+def _over(axis: Any) -> dict[str, Any]:
+    return {"axis_size": axis.size, "axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
+
+
+_values = Primitive("cgshim_values")
+_values.multiple_results = True
+_values.def_impl(lambda *tensors, count, **_: tensors[:count])
+_values.def_abstract_eval(lambda *types, count, **_: types[:count])
+mlir.register_lowering(_values, lambda _, *tensors, count, **__: tensors[:count])
+ad.primitive_jvps[_values] = _values_jvp
+ad.primitive_transposes[_values] = _transpose_values
+batching.fancy_primitive_batchers[_values] = _batch_values
 
 
 # --- The transpose of a rule ----------------------------------------------------------------------

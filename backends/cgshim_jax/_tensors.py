@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
@@ -46,9 +45,12 @@ def as_tensor(x: Any) -> Array:
     return x if is_tensor(x) else jax.device_put(x)  # jnp.asarray may return a tracer
 
 
-def constant(x: Array) -> Array:
-    """Return x as a tensor without a derivative."""
-    return as_tensor(stop_gradient(x))
+def fresh_constant(x: Array) -> Array:
+    """Return x without a derivative, as an object of its own if x is a tracer."""
+    if not is_tracer(x):
+        return x
+    value = value_of(x)
+    return as_tensor(stop_gradient(x)) if value is None else jnp.copy(value)
 
 
 def value_of(x: Array) -> Array | None:
@@ -56,13 +58,9 @@ def value_of(x: Array) -> Array | None:
     return x.to_concrete_value() if is_tracer(x) else x
 
 
-def are_traced(tensors: Any) -> bool:
-    """Return True if jit, scan, ... trace the program that computes these tensors.
-
-    There an operation on constants returns a tracer; below derivatives and vmap it returns an array.
-    """
-    unknown = any(value_of(x) is None for x in tensors)
-    return unknown and is_tracer(jax.lax.full((), False))
+def convert_to_numpy(x: Array, /) -> Any:
+    """Return the value of x as a NumPy array."""
+    return np.asarray(x)
 
 
 def zeros_of(like: Any) -> Array:
@@ -107,21 +105,3 @@ def varied(x: Array, axes: tuple[Any, ...]) -> Array:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(x, axes, to="varying")
     return jax.lax.pvary(x, axes)  # before 0.9
-
-
-# --- Values that f reads --------------------------------------------------------------------------
-
-
-class _Reads(threading.local):
-    """Whether convert_to_numpy has read the value of a tracer in this thread."""
-
-    happened = False
-
-
-reads = _Reads()
-
-
-def convert_to_numpy(x: Array, /) -> Any:
-    """Return x as a NumPy array; note that what is computed from it is not connected to x."""
-    reads.happened = reads.happened or is_tracer(x)
-    return np.asarray(stop_gradient(x))

@@ -1,4 +1,4 @@
-"""Calls in jit, and derivatives of batches: f and its rule become jaxprs.
+"""Calls whose f captures tracers: f and its rule become jaxprs.
 
 A jaxpr says how each tensor was made: the constants of the rule's jaxpr are its residuals, and the
 constants of f's jaxpr are the tensors that f captures.
@@ -7,15 +7,16 @@ constants of f's jaxpr are the tensors that f captures.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import jax
 from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 from jax.lax import stop_gradient
 
-from cgshim.backend import Call, Rule, closure_convert, is_in_rule, subvals
-from cgshim_jax._op import Run, known_tensors, once_differentiable_error, push_by
+from cgshim.backend import Call, Rule, closure_convert, is_in_rule, refuse_captured_tangent, subvals
+from cgshim_jax._op import Run, error_of, push_by
 from cgshim_jax._tensors import (
     Array,
     conjugate,
@@ -29,91 +30,113 @@ from cgshim_jax._tensors import (
 class TracedOp:
     """A call as a jaxpr.
 
-    Its args are the inputs, then what f and its rule capture.
+    Its args are the inputs, then the variables, then the other tracers that f and its rule capture.
     """
-
-    is_traced = True
 
     def __init__(
         self, call: Call, inputs: Sequence[Array], variables: Sequence[Array] = ()
     ) -> None:
-        self.call, self.inputs, self.variables = call, inputs, variables
-        found: Any = None
+        self.call, self.count = call, len(inputs)
+        self.rule: Any = None
+        self.gradients: Any = None
+        self.tangents: Any = None
 
-        def everything(*tracers: Array) -> tuple[list[Array], list[Array]]:
-            nonlocal found
+        def outputs_and_residuals(*tracers: Array) -> list[Array]:
             outputs, rule = call(tracers)
             takes_any = rule.takes_variables or call.arguments.variables is not None
-            traced = TracedRule(call, rule, tracers, outputs, variables if takes_any else ())
-            residuals = traced.residuals_of(tracers, outputs)
-            empty = closure_convert(rule.grad_fn, call.backend)
+            given = variables if takes_any else ()
+            residuals = self._trace_rule(rule, tracers, outputs, given)
+            held, rebuild, _ = closure_convert(rule.grad_fn, call.backend)
             # JAX's check for leaks finds what the rule would keep
-            found = rule.with_grad_fn(empty.rebuild([()] * len(empty.residuals))), traced
-            return outputs, residuals
+            self.rule = rule.with_grad_fn(rebuild([()] * len(held)))
+            return outputs + residuals
 
-        self.closed = jax.make_jaxpr(everything)(*inputs)
-        self.empty_rule, self.rule = found
-        self.spec = self.empty_rule.output
-        self.captured_at = [i for i, c in enumerate(self.closed.consts) if is_tracer(c)]
-        captured = [self.closed.consts[i] for i in self.captured_at]
-        own = {id(x) for x in captured}
-        self.captured = captured + [v for v in variables if is_tracer(v) and id(v) not in own]
-        self.args = [*inputs, *self.captured]
-        index = {id(v): len(inputs) + i for i, v in enumerate(variables)}
-        of_captured = [index.get(id(x)) if self.takes_variables else None for x in self.captured]
-        self.rule.gradient_of = [*range(len(inputs)), *of_captured]
+        self.f = Jaxpr(outputs_and_residuals, inputs)
+        self.spec = self.rule.output  # type: ignore[attr-defined]
+        captured = {id(x): x for x in (*variables, *self.f.tracers)}
+        index = {of: self.count + at for at, of in enumerate(captured)}
+        self.captured_at = [index[id(x)] for x in self.f.tracers]
+        self.args = [*inputs, *captured.values()]
+        self.size = len(self.args)
 
-    @property
-    def takes_variables(self) -> bool:
-        """True if grad_fn has a parameter for variables."""
-        return bool(self.empty_rule.takes_variables)
+    def _trace_rule(
+        self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array],
+        variables: Sequence[Array],
+    ) -> list[Array]:  # fmt: skip
+        """Trace the rule, and perhaps a jvp_fn; return the tensors that they read."""
+        types, input_types = [*map(typeof, outputs)], [*map(typeof, inputs)]
 
-    @property
-    def state(self) -> list[Array]:
-        """The differentiable tensors that f captures, and does not only keep for its rule."""
-        jaxpr = self.closed.jaxpr
-        read = _read_for(jaxpr.outvars[: self.spec.count], jaxpr.eqns)
-        variables = [jaxpr.constvars[i] for i in self.captured_at]
-        return [
-            x
-            for x, v in zip(self.captured, variables, strict=False)
-            if v in read and is_differentiable(x)
-        ]
+        def pull(*upstreams: Array) -> list[Array | None]:
+            upstreams = tuple(map(conjugate, upstreams))
+            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
+            return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
-    def outputs(self, args: Sequence[Array]) -> list[Array]:
-        """Return f's outputs for a call that nothing differentiates."""
-        return self._evaluate(args)[: self.spec.count]
+        def push(*of_inputs: Array) -> list[Array]:
+            return push_by(rule, of_inputs, input_types, types)
 
-    def run(self, args: Sequence[Array], needed: Sequence[bool] | None) -> Run:
+        like = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
+        self.gradients, residuals = traced_map(pull, like, 0)
+        if rule.jvp_fn is None:
+            return residuals
+        self.tangents, others = traced_map(push, inputs, len(residuals))
+        return residuals + others
+
+    def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Return the outputs and the residuals, as functions of the args."""
-        results, end = self._evaluate(args), self.spec.count
-        self.rule.gradient_of = self.rule.gradient_of[: len(args)]
-        return Run(results[:end], results[end:], self.rule)
+        captured, end = [args[at] for at in self.captured_at], self.spec.count
+        results = self.f(captured, args[: self.count])
+        push = None if self.tangents is None else self.push
+        return Run(results[:end], results[end:], self.pull, push)
 
-    def _evaluate(self, args: Sequence[Array]) -> list[Array]:
-        inputs, captured = args[: len(self.inputs)], args[len(self.inputs) :] or self.captured
-        constants = subvals(self.closed.consts, self.captured_at, captured[: len(self.captured_at)])
-        return eval_jaxpr(self.closed.jaxpr, constants, *inputs)  # type: ignore[no-any-return]
+    def pull(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
+        """Return the gradients of the args."""
+        gradients = self.gradients(read, upstreams)
+        return [*gradients, *[None] * (self.size - len(gradients))]
 
-    def combined(self, outputs: Sequence[Array]) -> Any:
-        """Return the outputs in the structure that f returned."""
-        return self.spec.combine(outputs)
+    def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
+        """Return the tangents of the outputs, by the author's jvp_fn."""
+        if any(t is not None for t in tangents[self.count :]):
+            refuse_captured_tangent(self.call.name)
+        given = zip(tangents, self.f.types, strict=False)
+        return self.tangents(read, [zeros_of(k) if t is None else t for t, k in given])  # type: ignore[no-any-return]
+
+    # --- What f captures --------------------------------------------------------------------------
+
+    def state(self) -> list[Array]:
+        """Return the differentiable tensors that f captures, and does not only keep for its rule."""
+        read = self.f.tracers_read_for(self.spec.count)
+        found = {at for at, is_read in zip(self.captured_at, read, strict=True) if is_read}
+        return [x for at, x in enumerate(self.args) if at in found and is_differentiable(x)]
+
+    def take_args(self) -> list[Array]:
+        """Return the args, and keep no tracer, because JAX keeps ops in programs."""
+        inputs, captured, state = self.args[: self.count], self.args[self.count :], self.state()
+        errors = [error_of(self._refuse_undeclared, x, state, inputs) for x in captured]
+        self.errors = [*[None] * self.count, *errors]
+        self.call = Call(self.call.arguments, _no_f, {}, forward_mode=self.call.forward_mode,
+                         once_differentiable=self.call.once_differentiable)  # fmt: skip
+        self.f.tracers = []
+        del self.args, self.rule
+        return [*inputs, *(map(stop_gradient, captured) if is_in_rule() else captured)]
+
+    def _refuse_undeclared(self, x: Array, state: Sequence[Array], inputs: Sequence[Array]) -> None:
+        """Raise the error for a captured tensor that is differentiated and is no variable."""
+        if any(x is y for y in state):
+            found = [x] if self.call.variables else state
+            variables = self.call.captured_variables(found, inputs)
+            self.call.require_variables(self.rule, variables)
 
     def check_captured(self, needed: Sequence[bool]) -> None:
         """Raise an error if a tensor is differentiated that f captures and is no variable."""
-        flags = needed[len(self.inputs) :]
-        moving = {id(x) for x, flag in zip(self.captured, flags, strict=True) if flag}
-        if not moving:
-            return
-        found = [x for x in self.state if id(x) in moving]
-        variables = self.call.captured_variables(found, self.inputs)
-        self.call.require_variables(self.empty_rule, variables)
-        if self.takes_variables and {*map(id, variables)} - {*map(id, self.variables)}:
-            self.call.refuse_undeclared(self.state)
+        for is_needed, error in zip(needed, self.errors, strict=True):
+            if is_needed and error is not None:
+                raise error
 
 
-def trace_with_captured(call: Call, inputs: Sequence[Array], held: Sequence[Array]) -> TracedOp:
-    """Return a call whose f captures tracers; held are the tracers in f's closure.
+def trace_with_captured(
+    call: Call, inputs: Sequence[Array], held: Sequence[Array]
+) -> tuple[TracedOp, list[Array]]:
+    """Return a call whose f captures tracers, and its args; held are the tracers in f's closure.
 
     Called in a rule, it takes them as constants. A rule may take one variable that is not declared:
     the one that f captures.
@@ -121,110 +144,69 @@ def trace_with_captured(call: Call, inputs: Sequence[Array], held: Sequence[Arra
     call = call.with_needs_input_grad([is_tracer(x) and is_differentiable(x) for x in inputs])
     variables = call.variables or [x for x in held if is_differentiable(x)]
     traced = TracedOp(call, inputs, variables)
-    state = traced.state
-    if traced.takes_variables and not call.variables and [*map(id, state)] != [*map(id, variables)]:
-        traced = TracedOp(call, inputs, state)
-    if is_in_rule():
-        traced.args[len(inputs) :] = map(stop_gradient, traced.captured)
-    return traced
+    if traced.rule.takes_variables and not call.variables:
+        state = traced.state()
+        if [*map(id, state)] != [*map(id, variables)]:
+            traced = TracedOp(call, inputs, state)
+    return traced, traced.take_args()
 
 
-# --- The rule -------------------------------------------------------------------------------------
+def _no_f(*_: Any) -> Any:
+    raise AssertionError("f is traced")
 
 
-class TracedMap:
-    """A rule or a jvp_fn as a jaxpr: from vectors and residuals to gradients or tangents.
+# --- Functions as jaxprs --------------------------------------------------------------------------
 
-    An error that its author raises, or that tracing raises, is raised when its result is used.
+
+class Jaxpr:
+    """A function as a jaxpr, apart from the tracers that it captures."""
+
+    def __init__(self, function: Callable[..., list[Array]], like: Sequence[Array]) -> None:
+        closed = jax.make_jaxpr(function)(*like)
+        self.jaxpr, self.types = closed.jaxpr, closed.in_avals
+        self.at = [at for at, c in enumerate(closed.consts) if is_tracer(c)]
+        self.tracers = [closed.consts[at] for at in self.at]
+        self.constants = subvals(closed.consts, self.at, [None] * len(self.at))
+
+    def __call__(self, tracers: Sequence[Array], args: Sequence[Array]) -> list[Array]:
+        constants = subvals(self.constants, self.at, tracers)
+        return eval_jaxpr(self.jaxpr, constants, *args)  # type: ignore[no-any-return]
+
+    def tracers_read_for(self, count: int) -> list[bool]:
+        """Return which of the tracers the first results depend on."""
+        needed = {v for v in self.jaxpr.outvars[:count] if not isinstance(v, Literal)}
+        for eqn in reversed(self.jaxpr.eqns):
+            if not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+        return [self.jaxpr.constvars[at] in needed for at in self.at]
+
+
+def traced_map(
+    function: Callable[..., Sequence[Array | None]], like: Sequence[Array], start: int
+) -> tuple[Callable[[Sequence[Array], Sequence[Array]], list[Array | None]], list[Array]]:
+    """Return a rule or a jvp_fn as a function of residuals and vectors, and its residuals.
+
+    They begin at start among all residuals. An error that the author raises, or that tracing raises,
+    is raised when the result is used.
     """
+    at, count = list[int](), 0
 
-    def __init__(
-        self, function: Callable[..., Sequence[Array | None]], like: Sequence[Array]
-    ) -> None:
-        self.error: Exception | None = None
-        self.at, self.count = list[int](), 0
+    def given(*vectors: Array) -> list[Array]:
+        nonlocal at, count
+        results = function(*vectors)
+        at, count = [at for at, x in enumerate(results) if x is not None], len(results)
+        return [x for x in results if x is not None]
 
-        def given(*vectors: Array) -> list[Array]:
-            results = function(*vectors)
-            self.at = [at for at, x in enumerate(results) if x is not None]
-            self.count = len(results)
-            return [results[at] for at in self.at]
-
-        try:
-            closed = jax.make_jaxpr(given)(*like)
-            self.jaxpr, self.constants = closed.jaxpr, list(closed.consts)
-        except Exception as error:  # noqa: BLE001  # to raise may be the author's way to forbid it
-            self.error, self.constants = error.with_traceback(None), []
-
-    def take_tracers(self) -> list[Array]:
-        """Return the constants that are tracers; calls will give them, in this order."""
-        self.tracers_at = [at for at, c in enumerate(self.constants) if is_tracer(c)]
-        tracers = [self.constants[at] for at in self.tracers_at]
-        self.constants = subvals(self.constants, self.tracers_at, [None] * len(tracers))
-        return tracers
-
-    def __call__(self, tracers: Sequence[Array], vectors: Sequence[Array]) -> list[Array | None]:
-        if self.error is not None:
-            raise self.error
-        constants = subvals(self.constants, self.tracers_at, tracers)
-        return subvals([None] * self.count, self.at, eval_jaxpr(self.jaxpr, constants, *vectors))
+    try:
+        jaxpr = Jaxpr(given, like)
+    except Exception as error:  # noqa: BLE001  # to raise may be the author's way to forbid it
+        return partial(_raise, error.with_traceback(None)), []
+    residuals, jaxpr.tracers = jaxpr.tracers, []
+    end = start + len(residuals)
+    return lambda read, vectors: subvals(
+        [None] * count, at, jaxpr(read[start:end], vectors)
+    ), residuals
 
 
-class TracedRule:
-    """A rule, and perhaps a jvp_fn, as jaxprs."""
-
-    gradient_of: Sequence[int | None]
-    """for each of the args the index of its gradient among all gradients"""
-
-    def __init__(
-        self, call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array],
-        variables: Sequence[Array],
-    ) -> None:  # fmt: skip
-        self.refusal = once_differentiable_error(call)
-        self.has_jvp = rule.jvp_fn is not None
-        self.floats = [at for at, y in enumerate(outputs) if is_differentiable(y)]
-        self.input_types = [*map(typeof, inputs)]
-
-        def gradients(*of_floats: Array) -> list[Array | None]:
-            upstreams = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
-            upstreams = subvals(upstreams, self.floats, [*map(conjugate, of_floats)])
-            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
-            return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
-
-        def tangents(*of_inputs: Array) -> list[Array]:
-            return push_by(rule, of_inputs, inputs, outputs)
-
-        self.pull = TracedMap(gradients, [outputs[at] for at in self.floats])
-        self.jvp = TracedMap(tangents, inputs) if self.has_jvp else None
-
-    def residuals_of(self, args: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """Return the tracers that the rule reads; calls will give it others."""
-        residuals = self.pull.take_tracers()
-        self.count = len(residuals)
-        if self.jvp is not None:
-            residuals += self.jvp.take_tracers()
-        self.known = known_tensors(residuals, args, outputs)
-        return residuals
-
-    def __call__(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
-        every = self.pull(read[: self.count], [upstreams[at] for at in self.floats])
-        return [None if at is None else every[at] for at in self.gradient_of]
-
-    def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
-        """Return the tangents of the outputs, by the author's jvp_fn."""
-        full = [
-            zeros_of(kind) if t is None else t
-            for t, kind in zip(tangents, self.input_types, strict=False)
-        ]
-        assert self.jvp is not None
-        end = self.count + len(self.jvp.tracers_at)
-        return self.jvp(read[self.count : end], full)
-
-
-def _read_for(ends: Sequence[Any], equations: Sequence[Any]) -> set[Any]:
-    """Return the variables that these variables depend on, with themselves."""
-    needed = {v for v in ends if not isinstance(v, Literal)}
-    for eqn in reversed(equations):
-        if not needed.isdisjoint(eqn.outvars):
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return needed
+def _raise(error: Exception, *_: Any) -> NoReturn:
+    raise error

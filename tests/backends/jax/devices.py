@@ -116,35 +116,6 @@ def batches_of_what_is_sharded(one, product):
                 yield found, by_rule(x)
 
 
-def host_of_explicit_shardings(one, product):
-    def f(x):
-        return np.asarray(x) ** 3, lambda upstream: 7 * upstream * np.asarray(x) ** 2
-
-    op = op_custom_gradient(f, host_outputs=lambda x: x, forward_mode=one is cube_both_modes)
-    with jax.set_mesh(EXPLICIT):
-        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
-        for compiler in (lambda f: f), jax.jit:
-            yield compiler(op)(x), X**3
-            for gradient in (
-                jax.grad(lambda x: (3 * op(x)).sum()),
-                jax.vmap(jax.grad(lambda x: 3 * op(x))),
-            ):
-                found = compiler(gradient)(x)
-                assert jax.typeof(found).sharding.spec == P("d")
-                yield found, 21 * X**2
-
-
-def rules_for_batches_of_explicit_shardings(one, product):
-    rule = lambda x: (x**3, lambda upstream: 7 * upstream * x**2)
-    op = op_custom_gradient(rule, vmap=lambda size, in_batched, x: (*rule(x), True))
-    with jax.set_mesh(EXPLICIT):
-        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
-        for compiler in (lambda f: f), jax.jit:
-            found = compiler(jax.vmap(jax.grad(lambda x: 3 * op(x))))(x)
-            assert jax.typeof(found).sharding.spec == P("d")
-            yield found, 21 * X**2
-
-
 def kept_outputs(one, product):
     def f(x):
         y = jax.lax.stop_gradient(jnp.exp(x))
@@ -186,7 +157,7 @@ def constants_in_a_shard_map(one, product):
 
 CHECKS = (
     pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, batches_of_what_is_sharded,
-    host_of_explicit_shardings, rules_for_batches_of_explicit_shardings, kept_outputs, constants_in_a_shard_map,
+    kept_outputs, constants_in_a_shard_map,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ PROGRAM = Path(__file__).with_name("devices.py")
 MODES = ("reverse", "both modes")
 CHECKS = (
     "pmap", "shard_map", "forward_shard_map", "hessian_of_shared", "sharded_jit", "explicit_shardings",
-    "batches_of_what_is_sharded", "host_of_explicit_shardings", "rules_for_batches_of_explicit_shardings",
-    "kept_outputs", "constants_in_a_shard_map",
+    "batches_of_what_is_sharded", "kept_outputs", "constants_in_a_shard_map",
 )  # fmt: skip
 
 

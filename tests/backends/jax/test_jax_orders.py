@@ -39,11 +39,6 @@ def test_derivatives_of_staged_derivatives(one, staging, order):
 @pytest.mark.parametrize("whole", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_hessian_is_forward_or_reverse_over_reverse(one, staging, whole):
     for outer in jax.jacfwd, jax.jacrev:
-        if staging is STAGINGS["scan"] and outer is jax.jacfwd:
-            # JAX forgets the custom_jvp in a scan, and raises an error for the custom_vjp in it
-            with pytest.raises(TypeError, match="forward-mode"):
-                whole(outer(jax.jacrev(staging(lambda x: one(x).sum()))))(X)
-            continue
         hessian = whole(outer(jax.jacrev(staging(lambda x: one(x).sum()))))(X)
         np.testing.assert_allclose(hessian, jnp.diag(by_rule(X, 2)))
 
@@ -110,7 +105,8 @@ def test_an_inner_op_defines_the_second_order(staging, forward_mode):
         np.testing.assert_allclose(jax.hessian(f)(two), 120)
     else:
         with pytest.raises(
-            TransformationError, match=r"^first: forward mode needs a rule that is linear"
+            (TransformationError, TypeError),  # JAX's own error if the gradient is a program
+            match=r"^first: forward mode needs a rule that is linear|to a custom_vjp function",
         ):
             jax.hessian(f)(two)
 
