@@ -139,7 +139,8 @@ def dtype(x: Any) -> str:
     >>> dtype(np.zeros(2))
     'float64'
     """
-    return dtype_name(convert_to_tensor(x).dtype)
+    # str: torch.compile can take the type of a new string, but not of a stored constant
+    return str(dtype_name(convert_to_tensor(x).dtype))
 
 
 # --- Transposes of broadcasting and of gathering --------------------------------------------------
