@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinygrad import GlobalCounters, Tensor
 
-from cgshim.backend import RuleScope, tensors_inside
+from cgshim.backend import RuleScope, is_in_rule, tensors_inside
 from cgshim_tinygrad import _graph as graph
 from cgshim_tinygrad._tensors import (
     GIVEN,
@@ -32,7 +32,8 @@ class Run:
     """One run of f, on constants in the place of its arguments."""
 
     def __init__(self, call: Call, inputs: Sequence[Tensor]) -> None:
-        self.call, self.sources = call, [Tensor(x.uop) for x in inputs]
+        self.call, self.inputs = call, inputs
+        self.sources = [Tensor(x.uop) for x in inputs]
         self.given = [copied(x, GIVEN).detach() if is_float(x) else Tensor(x.uop) for x in inputs]
         self.before = [Tensor(x.uop) for x in self.given]
         kernels, marker = GlobalCounters.kernel_count, Tensor(0)
@@ -54,29 +55,31 @@ class Run:
     def _attached(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of one call in the graph.
 
-        tinygrad asks for gradients long after the call, and does not say by what. So all that f
-        captured has one here, through the value itself; within a rule, what is made of the inputs
-        is a constant.
+        tinygrad asks for gradients long after the call, and does not say by what. So everything
+        that f captured has one here, through the value itself, and that gradient is an error.
+        Within a rule, captured tensors are constants.
         """
         floats = [y for y in values if is_float(y)]
         if not floats:
             return list(values)
         self._like = [(y.shape, y.dtype) for y in floats]
         self._vector = vector = flattened(floats)
-        in_rule = _rule.current is not None
-        captured = graph.without_gradient(vector, self.sources) if in_rule else vector
-        may_be_variables = (
-            tensors_inside(self.call.f, is_tensor) if self.rule.takes_variables else []
-        )
-        self.variables = [
-            x for x in graph.nearest([captured], may_be_variables) if graph.is_differentiated(x)
-        ]
-        captured = graph.without_gradient(captured, self.variables)
-        hidden = (
-            [copied(captured, HIDDEN)] if in_rule or graph.may_be_differentiated(captured) else []
-        )
+        self.variables, hidden = self.call.variables, []
+        if not is_in_rule():
+            self.variables = self.call.captured_variables(self._captured(vector), self.inputs)
+            self.call.require_variables(self.rule, self.variables)
+            captured = graph.without_gradient(vector, self.variables)
+            if graph.may_be_differentiated(captured):
+                hidden = [copied(captured, HIDDEN)]
         sources = [*self.sources, *self.variables, *hidden]
         return self._with_floats(values, split(attached(vector, sources, self._pull), self._like))
+
+    def _captured(self, vector: Tensor) -> list[Tensor]:
+        """The differentiated tensors of f that are variables, if the rule takes any."""
+        if not self.rule.takes_variables:
+            return []
+        captured = [*self.call.variables, *tensors_inside(self.call.f, is_tensor, 20)]
+        return [x for x in graph.nearest([vector], captured) if graph.is_differentiated(x)]
 
     def _with_floats(self, outputs: Sequence[Tensor], floats: Sequence[Tensor]) -> list[Tensor]:
         rest = iter(floats)
