@@ -274,10 +274,11 @@ def transformations(session: nox.Session) -> None:
 
 @nox.session
 def ops(session: nox.Session) -> None:
-    """Compare cgshim.ops with NumPy on every backend, and write docs/ops.md."""
+    """Compare cgshim.ops with NumPy on every backend; write docs/ops.md and its stub."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
     install(session, "-e", ".", *frameworks)
     session.run("python", "tests/ops/compare.py", "docs/ops.md")
+    session.run("python", "tests/ops/stub.py", "docs/ops.md", "cgshim/ops/__init__.pyi")
 
 
 @nox.session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinygrad import GlobalCounters, Tensor
 
-from cgshim.backend import RuleScope, is_in_rule, tensors_inside
+from cgshim.backend import is_in_rule, tensors_inside
 from cgshim_tinygrad import _graph as graph
 from cgshim_tinygrad._tensors import (
     GIVEN,
@@ -63,7 +63,7 @@ class Run:
         if not floats:
             return list(values)
         self._like = [(y.shape, y.dtype) for y in floats]
-        self._vector = vector = flattened(floats)
+        vector = flattened(floats)
         self.variables, hidden = self.call.variables, []
         if not is_in_rule():
             self.variables = self.call.captured_variables(self._captured(vector), self.inputs)
@@ -96,16 +96,10 @@ class Run:
     def _pull(
         self, vector: Tensor, arguments: Sequence[Tensor], upstream: Tensor
     ) -> list[Tensor | None]:
-        # the rule asks for the gradient of an output that it keeps: that is f's
-        if _rule.current is self:
-            floats = [x for x in self.before if is_float(x)]
-            found = iter(self._vector.gradient(*floats, gradient=upstream) if floats else [])
-            # the arguments of f come first
-            return [next(found, None) if is_float(x) else None for x in arguments]
         upstreams = self._with_floats(
             [zeros_like(y) for y in self.made], split(upstream, self._like)
         )
-        of_inputs, of_variables = _rule.run(self, self.rule, self.given, upstreams, self.variables)
+        of_inputs, of_variables = self.rule(self.given, upstreams, self.variables)
         known = len(self.sources) + len(self.variables)
         sources, hidden = arguments[:known], arguments[known:]
         gradients = self._connected([*of_inputs, *of_variables], sources)
@@ -142,6 +136,3 @@ class Run:
         if any(x is g for x in found for g in gradients):
             return lambda: call.refuse_unconnected(found[0], "f made of values that Python read")
         return None
-
-
-_rule: RuleScope[Run] = RuleScope("cgshim_tinygrad_rule")
