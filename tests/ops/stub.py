@@ -18,7 +18,7 @@ import numpy as np
 from cgshim.ops import _numpy
 
 HEAD = '''\
-# ruff: noqa: E501, N803
+# ruff: noqa: N803
 """The names and parameters of cgshim.ops, for type checkers and editors; `nox -s ops` writes it."""
 
 from collections.abc import Sequence
@@ -43,7 +43,6 @@ OWN = ("shape",)
 SPACES = ("linalg", "fft", "special")
 NOWHERE = {
     "out",
-    "order",
     "subok",
     "like",
     "device",
@@ -55,8 +54,9 @@ NOWHERE = {
 """parameters that change no number"""
 WRITTEN = {
     "arange": "start: Any, stop: Any = None, step: Any = 1, dtype: Any = None",
-    "reshape": "a: Any, /, shape: int | Sequence[int]",
+    "reshape": "a: Any, /, shape: int | Sequence[int], order: Any = 'C'",
     "einsum": "subscripts: str, /, *operands: Any",
+    "pad": "array: Any, pad_width: Any, mode: Any = 'constant', *, constant_values: Any = 0",
     "relu": "x: Any",
     "sigmoid": "x: Any",
     "softplus": "x: Any",
