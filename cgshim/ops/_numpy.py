@@ -181,7 +181,10 @@ def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[
                 raise refusal(BackendError, f"op_{name}",
                               must=f"a keyword must be a parameter of NumPy's {name} that {framework} has",
                               got=key, do=do) from error  # fmt: skip
-        add_origin(error, f"op_{name}", f"{framework}'s {name}", ", ".join(map(describe, args)))
+        called_with = ", ".join(map(describe, args))
+        if "?" in called_with:
+            called_with += "; it may need sizes that this graph leaves open: declare them"
+        add_origin(error, f"op_{name}", f"{framework}'s {name}", called_with)
         raise
 
 

@@ -31,7 +31,7 @@ def var(
 ) -> Tensor:
     a = as_float(a)
     deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
-    free = free_of(count_of(a, axis), ddof if correction is None else correction)
+    free = free_of(count_of(a, axis, keepdims), ddof if correction is None else correction)
     return ops.sum(deviation * deviation, axis=axis, keepdims=keepdims) / free
 
 

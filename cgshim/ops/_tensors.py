@@ -298,11 +298,11 @@ INEXACT = ("float", "bfloat", "complex")
 """prefixes of the names of dtypes that have fractions"""
 
 
-def count_of(x: Tensor, axis: Axis) -> Any:
+def count_of(x: Tensor, axis: Axis, keepdims: bool) -> Any:
     """Return how many elements a reduction over these axes combines."""
     sizes = [x.shape[at] for at in axes_of(x, axis)]
     if None in sizes:  # a graph leaves the size open
-        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
+        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=keepdims)
     return math.prod(sizes)
 
 
