@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
+from cgshim._closure import SIMPLE
+from cgshim.backend import Axis, BackendError, axes_of, refusal
 from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
 
 Array = Any

@@ -15,18 +15,18 @@ from typing import Any, NoReturn
 
 import torch
 
+from cgshim._pytree import with_leaves
+from cgshim._rule import RuleSignature
 from cgshim.backend import (
     Call,
     Rebuild,
     Rule,
-    RuleSignature,
     Tensor,
     closure_convert,
     is_differentiable,
     is_in_rule,
     subvals,
     tensors_inside,
-    with_leaves,
 )
 from cgshim_torch._captured import captured_by, reached
 from cgshim_torch._cut import Cut

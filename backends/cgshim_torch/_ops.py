@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import Axis, Tensor, axes_of, checked_axis, dtype_name
+from cgshim._axes import checked_axis
+from cgshim.backend import Axis, Tensor, axes_of, dtype_name
 from cgshim_torch._tensors import device_of_call
 
 

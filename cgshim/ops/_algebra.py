@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, Tensor, axes_of, backend_or_numpy
+from cgshim._dispatch import backend_or_numpy
+from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._elementwise import ndim, pad, unstack
 from cgshim.ops._numpy import fft, linalg, ops, own_function
 from cgshim.ops._tensors import as_float, cast, dtype, free_of, with_axes

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from cgshim._axes import checked_axis
+from cgshim._dispatch import backend_or_numpy
 from cgshim._foreign import constant_when_traced
-from cgshim.backend import Axis, Backend, Tensor, backend_or_numpy, checked_axis, dtype_name
+from cgshim.backend import Axis, Backend, Tensor, dtype_name
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import (
     INEXACT,

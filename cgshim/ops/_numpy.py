@@ -15,28 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from cgshim._closure import SIMPLE
+from cgshim._dispatch import backend_or_numpy, choice_for_plans, framework_of_type, is_lasting
+from cgshim._dtypes import is_complex
 from cgshim._errors import add_origin, describe
-from cgshim.backend import (
-    KERAS,
-    SIMPLE,
-    Backend,
-    BackendError,
-    Tensor,
-    as_tensor,
-    backend_or_numpy,
-    choice_for_plans,
-    constant_when_traced,
-    dtype_name,
-    framework_of_type,
-    is_complex,
-    is_differentiable,
-    is_lasting,
-    is_traced,
-    load,
-    name_of,
-    not_converted,
-    refusal,
-)
+from cgshim._foreign import KERAS, constant_when_traced, is_traced, not_converted
+from cgshim._pytree import as_tensor
+from cgshim._registry import load, name_of
+from cgshim.backend import Backend, BackendError, Tensor, dtype_name, is_differentiable, refusal
 
 NumPyFunction = Callable[..., Any]
 

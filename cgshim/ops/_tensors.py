@@ -8,27 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from cgshim._dispatch import backend_or_numpy, backend_to_convert_to, framework_of, value_of
+from cgshim._errors import describe_spec, describe_tree, shape_of
+from cgshim._foreign import converted_as_caller, not_converted
+from cgshim._pytree import as_tensor, partition
+from cgshim._registry import load
 from cgshim.backend import (
     Axis,
     CustomGradientTypeError,
     CustomGradientValueError,
     Tensor,
-    as_tensor,
     axes_of,
-    backend_or_numpy,
-    backend_to_convert_to,
-    converted_as_caller,
     describe,
-    describe_spec,
-    describe_tree,
     dtype_name,
-    framework_of,
-    load,
-    not_converted,
-    partition,
     refusal,
-    shape_of,
-    value_of,
 )
 from cgshim.ops._numpy import function_of, ops, own_function
 

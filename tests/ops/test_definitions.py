@@ -13,7 +13,7 @@ import pytest
 from calls import CALLS, name_of
 
 import cgshim
-from cgshim.backend import load
+from cgshim._registry import load
 from cgshim.ops import _numpy, _special, _tensors
 from cgshim.testing.conformance import Framework
 
