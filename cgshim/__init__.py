@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _OF_HOST = ("op_host", "host_errors", "Spec")
-_MODULES = ("ops", "testing")
+_MODULES = {"ops": "cgshim.ops", "testing": "cgshim.testing"}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _own_version()
     if name in _MODULES:
-        return importlib.import_module(f"cgshim.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _OF_HOST:
         return getattr(importlib.import_module("cgshim.host"), name)
     if name.startswith("op_"):

@@ -88,6 +88,8 @@ class HostPair:
     """f of an op whose f and grad_fn are NumPy code."""
 
     binds_as_function = True
+    has_one_order = True
+    """the op has no second derivative"""
 
     def __init__(
         self,
