@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _OF_HOST = ("op_host", "host_errors", "Spec")
+_MODULES = {"ops": "cgshim.ops", "testing": "cgshim.testing"}
 
 
 def __getattr__(name: str) -> Any:
@@ -45,9 +46,19 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__version__":
         return _own_version()
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _OF_HOST:
         return getattr(importlib.import_module("cgshim.host"), name)
     if name.startswith("op_"):
         ops = importlib.import_module("cgshim.ops")
         return getattr(ops, name.removeprefix("op_"))
     raise AttributeError(f"module 'cgshim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are imported on first use."""
+    return sorted({*globals(), *_OF_HOST, *_MODULES, "__version__"} - _PRIVATE)
+
+
+_PRIVATE = {"importlib", "TYPE_CHECKING", "Any"}

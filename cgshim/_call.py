@@ -406,4 +406,4 @@ def output_of_constants(op: str, output: Any) -> Any:
                       must="f must be given every tensor that is differentiated",
                       got="none among its arguments",
                       do="pass it as an argument, in a container that the backend knows, "
-                      "or choose the backend by name") from None  # fmt: skip
+                      "declare it with variables=, or choose the backend by name") from None  # fmt: skip

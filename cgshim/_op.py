@@ -21,7 +21,7 @@ from cgshim._protocol import Backend
 from cgshim._pytree import ONE_TENSOR, partition_each
 from cgshim._registry import load
 from cgshim._signature import Parameters, parameters_of
-from cgshim._variables import declared_variables
+from cgshim._variables import current_variables, declared_variables
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -175,7 +175,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                           got="one that is not", do="call it as an attribute of its class")  # fmt: skip
         # read the slots: torch.compile guards a property and its function
         names, arguments, options = self._parameters.bind(self._name, args, kwargs)
-        backend = backend_for(arguments)
+        declared = None if self._variables is None else current_variables(self._f, self._variables)
+        backend = backend_for(arguments if declared is None else [*arguments, declared])
         if backend is None:
             return None, []
         inputs, specs = partition_each(self._name, backend, arguments)
@@ -184,10 +185,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
         of_call = Arguments(self._name, backend, names, specs, are_tensors)
         variables: Sequence[Any] = ()
-        if self._variables is not None:
-            variables, of_call.variables = declared_variables(
-                self._name, backend, self._f, self._variables
-            )
+        if declared is not None:
+            variables, of_call.variables = declared_variables(self._name, backend, declared)
         call = self._calls_of(self._f, options)(of_call)
         call.variables = variables
         return call, inputs

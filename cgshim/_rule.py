@@ -96,8 +96,14 @@ class RuleSignature:
             result, of_variables = without_gradients_of_variables(arguments, result)
         elif self.variables is not None:
             result = _without_no_variables(result)
+        try:
+            of_inputs = gradients_of_arguments(arguments, result, shapes, dtypes, needed)
+        except CustomGradientValueError as error:
+            if self.form != "flat" and output.count > 1:
+                error.args = (f"{error} ({self._upstream_in_words(upstreams)})",)
+            raise
         return (
-            gradients_of_arguments(arguments, result, shapes, dtypes, needed),
+            of_inputs,
             gradients_of_variables(arguments, of_variables, variables) if with_variables else [],
         )
 
@@ -105,8 +111,11 @@ class RuleSignature:
         """Return how grad_fn gets its upstream gradients, for messages."""
         if self.form == "flat":
             return f"{count(len(upstreams), 'upstream gradient')}: {', '.join(map(describe, upstreams))}"
-        tree = self.output.without_static().combine(upstreams)
-        return f"upstream structured as the output: {describe_tree(tree)}"
+        tree = describe_tree(self.output.without_static().combine(upstreams))
+        if self.output.count < 2:
+            return f"upstream structured as the output: {tree}"
+        several = f"{self.arguments.op} has {self.output.count} outputs"
+        return f"{several}: upstream is {tree}; write grad(d1, d2) for one upstream each"
 
 
 @dataclass(slots=True, eq=False)

@@ -200,8 +200,14 @@ def op_value_and_grad(
     -----
     The names and the semantics follow ``jax.value_and_grad``.
     """
-    require_callable("op_grad", fn)
-    op = f"op_grad({function_name(fn)})"
+    return _value_and_grad("op_value_and_grad", fn, argnums, has_aux)
+
+
+def _value_and_grad(
+    op: str, fn: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
+) -> Callable[..., tuple[Any, Any]]:
+    require_callable(op, fn)
+    op = f"{op}({function_name(fn)})"
     several = isinstance(argnums, Sequence)
 
     @not_converted
@@ -261,7 +267,7 @@ def op_grad(
     -----
     The names and the semantics follow ``jax.grad``.
     """
-    value_and_gradient = op_value_and_grad(fn, argnums, has_aux)
+    value_and_gradient = _value_and_grad("op_grad", fn, argnums, has_aux)
 
     @not_converted
     def gradient(*args: Any, **kwargs: Any) -> Any:

@@ -13,22 +13,27 @@ from cgshim._pytree import TreeSpec, partition
 from cgshim._registry import name_of
 
 
-def declared_variables(
-    op: str, backend: Backend, f: Callable[..., Any], variables: Any
-) -> tuple[Sequence[Tensor], TreeSpec]:
-    """Return the tensors of the declared variables, and their structure.
+def current_variables(f: Callable[..., Any], variables: Any) -> Any:
+    """Return the tree of the declared variables.
 
     A callable is called for each call of the op, because a module may replace its parameters; for a
     method it gets the instance.
     """
+    if not callable(variables):
+        return variables
+    instance = f.args[0] if isinstance(f, functools.partial) else getattr(f, "__self__", None)
+    return variables() if instance is None else variables(instance)
+
+
+def declared_variables(
+    op: str, backend: Backend, variables: Any
+) -> tuple[Sequence[Tensor], TreeSpec]:
+    """Return the tensors of the declared variables, and their structure."""
     if not getattr(backend, "supports_variables", False):
         raise refusal(CustomGradientTypeError, op,
                       must="the backend must support declared variables",
                       got=f"{name_of(backend)}, which does not yet",
                       do="pass each one as an argument")  # fmt: skip
-    if callable(variables):
-        instance = f.args[0] if isinstance(f, functools.partial) else getattr(f, "__self__", None)
-        variables = variables() if instance is None else variables(instance)
     tensors, spec = partition(op, backend, variables)
     if not tensors or not all(is_differentiable(t.dtype) for t in tensors):
         raise refusal(CustomGradientTypeError, op,

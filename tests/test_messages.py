@@ -274,7 +274,6 @@ SHAPES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda u: [u, u, None],
         "tree['p'].second must have its shape f32[], got f32[2]",
     ),
-    "a number": (lambda u: (3.0, None), "x must have its shape f32[2], got f32[]"),
 }
 
 
@@ -287,6 +286,60 @@ def test_shape(framework: Framework, rule: Callable[..., Any], text: str) -> Non
         framework,
         rule,
     )
+
+
+@pytest.mark.parametrize("number", [0, 3.0])
+def test_a_number_for_a_gradient(framework: Framework, number: float) -> None:
+    raises(
+        CustomGradientValueError,
+        f"op: the gradient of x must have its shape f32[2], got {number}; "
+        "return None for a zero gradient, or a tensor of this shape",
+        _run_backward, framework, lambda u: (number, None),
+    )  # fmt: skip
+
+
+def test_a_wrong_key_in_a_dict(framework: Framework) -> None:
+    op = cgshim.op_custom_gradient(
+        lambda p: (p["a"] * p["b"], lambda u: {"a": u, "c": u}), name="op"
+    )
+    x = framework.tensor([1.0, 2.0])
+    _, pullback = cgshim.op_vjp(op, {"a": x, "b": x})
+    raises(
+        CustomGradientValueError,
+        "op: grad_fn must return one gradient for each argument (p), "
+        f"got {{'a': f32[2], 'c': f32[2]}}; {IN_ORDER} (p['a'], p['b'])",
+        pullback, x,
+    )  # fmt: skip
+
+
+def test_one_upstream_for_two_outputs(framework: Framework) -> None:
+    op = cgshim.op_custom_gradient(lambda x: ((x, x + x), lambda u: (x * u,)), name="two")
+    x = framework.tensor([1.0, 2.0])
+    _, pullback = cgshim.op_vjp(op, x)
+    with pytest.raises((CustomGradientValueError, TypeError)) as caught:
+        pullback((x, x))
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    hint = (
+        "two has 2 outputs: upstream is (f32[2], f32[2]); write grad(d1, d2) for one upstream each"
+    )
+    assert hint in told or not hasattr(caught.value, "add_note")
+
+
+def test_numpy_data_beside_captured_weights(framework: Framework) -> None:
+    w, data = framework.tensor([3.0, 4.0]), np.array([1.0, 2.0], "float32")
+
+    def loss(w: Any, **declared: Any) -> Any:
+        def scaled(x: Any) -> Any:
+            gradient = lambda u, variables: (u * w, [7.0 * u * x])
+            return cgshim.ops.sum(x * w), gradient
+
+        return cgshim.op_custom_gradient(scaled, **declared)(data)
+
+    found = cgshim.op_grad(lambda w: loss(w, variables=[w]))(w)
+    framework.check_equal(found, 7.0 * data)
+    if framework.name != "numpy":
+        with pytest.raises((CustomGradientTypeError, TypeError)):
+            cgshim.op_grad(loss)(w)
 
 
 def test_shape_of_a_star_argument(framework: Framework) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "ops"))
 from calls import CALLS, name_of
 from compare import outcome
+from stub import stub
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("numpy", "jax", "torch", "tensorflow")
@@ -85,4 +86,6 @@ def _paragraph(title: str, items: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     columns = {backend: rows(backend) for backend in BACKENDS}
-    (ROOT / "docs" / "ops.md").write_text("\n".join(table(columns)).rstrip() + "\n")
+    page = "\n".join(table(columns)).rstrip() + "\n"
+    (ROOT / "docs" / "ops.md").write_text(page)
+    (ROOT / "cgshim" / "ops" / "__init__.pyi").write_text(stub(page))

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
+from cgshim._closure import SIMPLE
+from cgshim.backend import Axis, BackendError, axes_of, refusal
 from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
 
 Array = Any
@@ -68,9 +69,9 @@ _root = ""
 """autograd's after the first derivative"""
 
 _NAMES = """
-array array_split asarray astype average broadcast_arrays broadcast_to cbrt clip convolve correlate cov diag diagonal
-diff divmod fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn flip full_like hsplit interp kron
-linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace linalg.vector_norm
+array array_split asarray astype average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov diag
+diagonal diff divmod fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn flip fmod full_like hsplit interp
+kron linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace linalg.vector_norm
 matrix_transpose matvec median meshgrid modf nanmax nanmean nanmin nanprod nansum outer pad percentile polyval ptp
 quantile repeat roll sort special.entr special.kl_div special.log_expit special.ndtr special.rel_entr special.xlog1py
 special.xlogy std take_along_axis tile trace trapezoid unstack var vdot vecdot vsplit

@@ -154,11 +154,6 @@ def np_argsort(
     return tf.cast(tf.argsort(a, axis, stable=True), tf.int64)
 
 
-def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
-    dtype = tnp.result_type(x1, x2)
-    return tf.truncatemod(tf.cast(x1, dtype), tf.cast(x2, dtype))
-
-
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     """Choose one of two numbers; the other one where one is NaN."""
     isnan = _MADE["isnan"]

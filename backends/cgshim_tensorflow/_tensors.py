@@ -8,15 +8,10 @@ from typing import Any
 import optree
 import tensorflow as tf
 
-from cgshim.backend import (
-    SLOT,
-    CustomGradientValueError,
-    Tensor,
-    describe,
-    describe_spec,
-    framework_of,
-    refusal,
-)
+from cgshim._dispatch import framework_of
+from cgshim._errors import describe_spec
+from cgshim._pytree import SLOT
+from cgshim.backend import CustomGradientValueError, Tensor, describe, refusal
 
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 

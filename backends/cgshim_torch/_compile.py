@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from cgshim.backend import Call, CustomGradient, Tensor, has_no_derivative, output_without_rule
+from cgshim._op import CustomGradient
+from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._export import exported
 from cgshim_torch._function import Run, attach
 from cgshim_torch._functorch import Transformed, transformed

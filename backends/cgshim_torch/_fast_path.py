@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from cgshim.backend import Call, RuleSignature, Tensor, partition
+from cgshim._pytree import partition
+from cgshim._rule import RuleSignature
+from cgshim.backend import Call, Tensor
 from cgshim_torch._export import is_exporting
 from cgshim_torch._function import CustomGradient, Run, attach_to, run_checked
 from cgshim_torch._private import is_transformed

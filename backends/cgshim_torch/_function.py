@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from cgshim._rule import RuleSignature
 from cgshim.backend import (
     Call,
     Rebuild,
     Rule,
-    RuleSignature,
     Tensor,
     closure_convert,
     is_differentiable,

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import Axis, Tensor, axes_of, checked_axis, dtype_name
+from cgshim._axes import checked_axis
+from cgshim.backend import Axis, Tensor, axes_of, dtype_name
 from cgshim_torch._tensors import device_of_call
 
 
@@ -39,7 +40,7 @@ deg2rad rad2deg signbit sinc i0 nan_to_num angle logical_not logical_and logical
 bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod floor_divide maximum
 minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
 heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
-dstack column_stack hsplit vsplit moveaxis fliplr flipud kron corrcoef vander allclose isclose frexp ldexp isneginf
+dstack column_stack hsplit vsplit moveaxis fliplr flipud kron vander isclose frexp ldexp isneginf
 isposinf isreal real ravel stack bincount argmax argmin linalg.det linalg.inv linalg.slogdet
 linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
 linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
@@ -100,9 +101,9 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
     """Return a number as a tensor on x's device, in x's dtype if that can hold it."""
-    holds = x.is_floating_point() and type(number) is not complex  # result_type takes 2 us
-    dtype = x.dtype if holds else torch.result_type(x, number)
-    return torch.scalar_tensor(number, dtype=dtype, device=x.device)
+    if x.is_floating_point() and type(number) is not complex:
+        return torch.scalar_tensor(number, dtype=x.dtype, device=x.device)
+    return x.new_zeros(()) + number  # Dynamo traces no torch.result_type
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:

@@ -18,26 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import (
-    ONE_TENSOR,
-    Arguments,
-    Call,
-    Parameters,
-    Rule,
-    RuleScope,
-    TransformationError,
-    TreeSpec,
-    backend_or_numpy,
-    checked_pair,
-    combine_each,
-    is_differentiable,
-    is_traced,
-    load,
-    not_converted,
-    partition_each,
-    refusal,
-    with_leaves,
-)
+from cgshim._call import checked_pair
+from cgshim._dispatch import backend_or_numpy
+from cgshim._foreign import is_traced, not_converted
+from cgshim._gradients import Arguments
+from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each, partition_each, with_leaves
+from cgshim._registry import load
+from cgshim._signature import Parameters
+from cgshim.backend import Call, Rule, RuleScope, TransformationError, is_differentiable, refusal
 from cgshim.host._call import Array, HostFunction, locked
 from cgshim.host._op import host_op, of_object
 from cgshim.host._specs import Spec, spec_of
@@ -100,6 +88,8 @@ class HostPair:
     """f of an op whose f and grad_fn are NumPy code."""
 
     binds_as_function = True
+    has_one_order = True
+    """the op has no second derivative"""
 
     def __init__(
         self,

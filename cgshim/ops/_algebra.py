@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, Tensor, axes_of, backend_or_numpy
-from cgshim.ops._elementwise import pad, unstack
+from cgshim._dispatch import backend_or_numpy
+from cgshim.backend import Axis, Tensor, axes_of
+from cgshim.ops._elementwise import ndim, pad, unstack
 from cgshim.ops._numpy import fft, linalg, ops, own_function
 from cgshim.ops._tensors import as_float, cast, dtype, free_of, with_axes
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    if not np.ndim(a) or not np.ndim(b):
+    if not ndim(a) or not ndim(b):
         return ops.multiply(a, b)
     return ops.matmul(a, b) if len(b.shape) == 1 else ops.tensordot(a, b, axes=((-1,), (-2,)))
 
@@ -67,6 +68,14 @@ def cov(m: Tensor, *, rowvar: bool = True, bias: bool = False, ddof: int | None 
     x = x - ops.mean(x, axis=-1, keepdims=True)
     free = free_of(x.shape[-1], (0 if bias else 1) if ddof is None else ddof)
     return ops.matmul(x, ops.conj(ops.transpose(x))) / free
+
+
+def corrcoef(x: Tensor, *, rowvar: bool = True) -> Tensor:
+    covariances = cov(x, rowvar=rowvar)
+    if not ndim(covariances):
+        return covariances / covariances
+    sizes = ops.sqrt(ops.real(ops.diagonal(covariances)))
+    return covariances / sizes[:, None] / sizes
 
 
 # --- Linear algebra -------------------------------------------------------------------------------

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cgshim._dispatch import backend_or_numpy
+from cgshim._errors import describe_tree
+from cgshim._foreign import converted_as_caller, not_converted
+from cgshim._pytree import with_leaves
 from cgshim.backend import (
     Backend,
     CustomGradientTypeError,
     CustomGradientValueError,
-    backend_or_numpy,
-    converted_as_caller,
     describe,
-    describe_tree,
-    not_converted,
     refusal,
-    with_leaves,
 )
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import tree_map

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, Backend, Tensor, backend_or_numpy, checked_axis, dtype_name
+from cgshim._axes import checked_axis
+from cgshim._dispatch import backend_or_numpy
+from cgshim._foreign import constant_when_traced
+from cgshim.backend import Axis, Backend, Tensor, dtype_name
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import INEXACT, cast, convert_to_tensor, dtype, shape
+from cgshim.ops._tensors import (
+    INEXACT,
+    cast,
+    convert_to_numpy,
+    convert_to_tensor,
+    dtype,
+    shape,
+)
 
 
 def clip(
@@ -84,6 +93,15 @@ def isin(element: Tensor, test_elements: Any) -> Tensor:
     return ops.any(ops.equal(element[..., None], candidates), axis=-1)
 
 
+def allclose(a: Tensor, b: Tensor, rtol: float = 1e-5, atol: float = 1e-8) -> Tensor:
+    return ops.all(ops.isclose(a, b, rtol, atol))
+
+
+def fmod(x1: Tensor, x2: Tensor) -> Tensor:
+    rest = ops.remainder(ops.where(x1 < 0, -x1, x1), ops.absolute(x2))
+    return ops.where(x1 < 0, -rest, rest)
+
+
 def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
     return ops.all(a1 == a2) if tuple(a1.shape) == tuple(a2.shape) else cast(False, "bool")
 
@@ -133,24 +151,35 @@ def pad(
     """Pad in NumPy's modes that repeat elements, and with constants."""
     if mode not in _PAD_MODES:
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
-    ndim = len(array.shape)
-    widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2)).tolist()
-    if min([0, *itertools.chain(*widths)]) < 0:
-        raise ValueError("index can't contain negative values")
-    values = [[constant_values] * 2] * ndim
-    if isinstance(constant_values, (list, tuple)):
-        values = np.broadcast_to(np.asarray(constant_values), (ndim, 2)).tolist()
-    for axis, (before, after) in enumerate(widths):
-        if not (before or after):
-            continue
-        if mode == "constant":
-            slab = ops.sum(array, axis=axis, keepdims=True)
-            first, last = [cast(ops.full_like(slab, x), dtype(array)) for x in values[axis]]
-            array = ops.concatenate([*[first] * before, array, *[last] * after], axis=axis)
-        else:
-            places = np.pad(np.arange(array.shape[axis]), (before, after), mode)
+    if hasattr(pad_width, "shape"):
+        pad_width = convert_to_numpy(pad_width).tolist()
+    widths, values = (_pairs(each, ndim(array)) for each in (pad_width, constant_values))
+    for axis, ((before, after), ends) in enumerate(zip(widths, values, strict=True)):
+        if before < 0 or after < 0:
+            raise ValueError("index can't contain negative values")
+        if mode != "constant":
+            # int: as str in dtype
+            places = [int(at) for at in _padded_places(array.shape[axis], before, after, mode)]
             array = ops.take(array, places, axis=axis)
+        elif before or after:
+            slab = ops.sum(array, axis=axis, keepdims=True)
+            first, last = [cast(ops.full_like(slab, x), dtype(array)) for x in ends]
+            array = ops.concatenate([*[first] * before, array, *[last] * after], axis=axis)
     return array
+
+
+def _pairs(value: Any, count: int) -> list[Any]:
+    """Return a pair for each axis, of one number, one pair, or one of these per axis."""
+    if not isinstance(value, (list, tuple)):
+        return [(value, value)] * count
+    pairs = value if isinstance(value[0], (list, tuple)) else [value]
+    return [(pair[0], pair[-1]) for pair in pairs] * (count if len(pairs) == 1 else 1)
+
+
+@constant_when_traced
+def _padded_places(size: int, before: int, after: int, mode: Any) -> list[int]:
+    """Return the index of the element at each place of a padded axis."""
+    return np.pad(np.arange(size), (before, after), mode).tolist()  # type: ignore[no-any-return]
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")

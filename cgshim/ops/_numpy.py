@@ -9,34 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import textwrap
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import (
-    KERAS,
-    SIMPLE,
-    Backend,
-    BackendError,
-    Tensor,
-    as_tensor,
-    backend_or_numpy,
-    choice_for_plans,
-    constant_when_traced,
-    dtype_name,
-    framework_of_type,
-    is_complex,
-    is_differentiable,
-    is_lasting,
-    is_traced,
-    load,
-    name_of,
-    not_converted,
-    refusal,
-)
+from cgshim._closure import SIMPLE
+from cgshim._dispatch import backend_or_numpy, choice_for_plans, framework_of_type, is_lasting
+from cgshim._dtypes import is_complex
+from cgshim._errors import add_origin, describe
+from cgshim._foreign import KERAS, constant_when_traced, is_traced, not_converted
+from cgshim._pytree import as_tensor
+from cgshim._registry import load, name_of
+from cgshim.backend import Backend, BackendError, Tensor, dtype_name, is_differentiable, refusal
 
 NumPyFunction = Callable[..., Any]
 
@@ -145,7 +131,7 @@ def _numpy_named(name: str) -> NumPyFunction:
                     options["axis"] = axis
                 if way is not None and (not options or _are_numbers(options)):
                     return way(x, **options) if y is _NOTHING else way(x, y, *rest, **options)
-            except (TypeError, NotImplementedError):  # reported below
+            except Exception:  # noqa: BLE001  # again below, with a note
                 pass
         if axis is not _NOTHING:
             options["axis"] = axis
@@ -173,12 +159,23 @@ def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[
     try:
         args = _numbers_to_tensors(backend, args) if elementwise else args
         return in_framework(*args, **options)
-    except (TypeError, NotImplementedError) as error:
+    except Exception as error:
         framework = name_of(backend)
-        raise refusal(BackendError, f"op_{name}",
-                      must=f"its arguments must be those that NumPy's {name} may have on {framework}",
-                      got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
-                      do=f"leave them out, or call {framework}'s own function") from error  # fmt: skip
+        for key in options:
+            if "keyword argument" in str(error) and f"'{key}'" in str(error):
+                do = _SPELLED.get(key, f"leave it out, or call {framework}'s own function")
+                raise refusal(BackendError, f"op_{name}",
+                              must=f"a keyword must be a parameter of NumPy's {name} that {framework} has",
+                              got=key, do=do) from error  # fmt: skip
+        called_with = ", ".join(map(describe, args))
+        if "?" in called_with:
+            called_with += "; it may need sizes that this graph leaves open: declare them"
+        add_origin(error, f"op_{name}", f"{framework}'s {name}", called_with)
+        raise
+
+
+_SPELLED = {"dim": "write axis", "keepdim": "write keepdims"}
+"""PyTorch's names of NumPy's parameters"""
 
 
 _ways: dict[Any, NumPyFunction | None] = {}

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from cgshim.backend import Axis, Tensor, axes_of
+from cgshim.ops._elementwise import ndim
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import (
     INEXACT,
@@ -32,7 +31,7 @@ def var(
 ) -> Tensor:
     a = as_float(a)
     deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
-    free = free_of(count_of(a, axis), ddof if correction is None else correction)
+    free = free_of(count_of(a, axis, keepdims), ddof if correction is None else correction)
     return ops.sum(deviation * deviation, axis=axis, keepdims=keepdims) / free
 
 
@@ -71,17 +70,18 @@ def count_nonzero(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Te
 
 def quantile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return quantiles by linear interpolation, NumPy's default."""
-    q = np.asarray(q)
-    if not ((q >= 0) & (q <= 1)).all():
-        raise ValueError("quantiles must be in the range [0, 1]")
-    quantiles = [_quantile(a, float(each), axis, keepdims) for each in q.flat]
-    if not q.ndim:
-        return quantiles[0]
-    each = ops.stack(quantiles)
-    return each if q.ndim == 1 else ops.reshape(each, (*q.shape, *quantiles[0].shape))
+    return _quantiles(a, q, 1.0, axis, keepdims)
+
+
+def _quantiles(a: Tensor, q: Any, whole: float, axis: Axis, keepdims: bool) -> Tensor:
+    if ndim(q):
+        return ops.stack([_quantiles(a, each, whole, axis, keepdims) for each in q])
+    return _quantile(a, float(q) / whole, axis, keepdims)
 
 
 def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
+    if not 0 <= q <= 1:
+        raise ValueError("quantiles must be in the range [0, 1]")
     ordered = ops.sort(as_last(as_float(a), axis), axis=-1)
     place = q * (ordered.shape[-1] - 1)
     below, above = math.floor(place), math.ceil(place)
@@ -95,7 +95,7 @@ def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
 
 
 def percentile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return quantile(a, np.asarray(q) / 100, axis, keepdims=keepdims)
+    return _quantiles(a, q, 100.0, axis, keepdims)
 
 
 def median(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:

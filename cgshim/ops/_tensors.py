@@ -8,27 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from cgshim._dispatch import backend_or_numpy, backend_to_convert_to, framework_of, value_of
+from cgshim._errors import describe_spec, describe_tree, shape_of
+from cgshim._foreign import converted_as_caller, not_converted
+from cgshim._pytree import as_tensor, partition
+from cgshim._registry import load
 from cgshim.backend import (
     Axis,
     CustomGradientTypeError,
     CustomGradientValueError,
     Tensor,
-    as_tensor,
     axes_of,
-    backend_or_numpy,
-    backend_to_convert_to,
-    converted_as_caller,
     describe,
-    describe_spec,
-    describe_tree,
     dtype_name,
-    framework_of,
-    load,
-    not_converted,
-    partition,
     refusal,
-    shape_of,
-    value_of,
 )
 from cgshim.ops._numpy import function_of, ops, own_function
 
@@ -139,7 +132,8 @@ def dtype(x: Any) -> str:
     >>> dtype(np.zeros(2))
     'float64'
     """
-    return dtype_name(convert_to_tensor(x).dtype)
+    # str: torch.compile can take the type of a new string, but not of a stored constant
+    return str(dtype_name(convert_to_tensor(x).dtype))
 
 
 # --- Transposes of broadcasting and of gathering --------------------------------------------------
@@ -297,11 +291,11 @@ INEXACT = ("float", "bfloat", "complex")
 """prefixes of the names of dtypes that have fractions"""
 
 
-def count_of(x: Tensor, axis: Axis) -> Any:
+def count_of(x: Tensor, axis: Axis, keepdims: bool) -> Any:
     """Return how many elements a reduction over these axes combines."""
     sizes = [x.shape[at] for at in axes_of(x, axis)]
     if None in sizes:  # a graph leaves the size open
-        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
+        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=keepdims)
     return math.prod(sizes)
 
 

@@ -67,7 +67,7 @@ def check_gradients(
         constant.
     order : int, optional
         The highest derivative to check: order n is compared with differences of order n - 1. By
-        default 2, and 1 of an op that is ``once_differentiable``.
+        default 2, and 1 of an op that is ``once_differentiable`` or has ``host_outputs``.
     modes : iterable of str, optional
         "reverse", "forward" or both. By default forward mode is checked if an op has
         ``forward_mode=True`` or a jvp_fn, and for any other function if it is supported. If you
@@ -120,7 +120,11 @@ def check_gradients(
         raise refusal(CustomGradientTypeError, op, must="args must be a list of the arguments",
                       got=describe(args), do="write [x]")  # fmt: skip
     if order is None:
-        order = 1 if isinstance(fn, CustomGradient) and fn.once_differentiable else 2
+        order = 2
+        if isinstance(fn, CustomGradient):
+            f = fn.held_function
+            f = getattr(f, "func", f)  # a method is a partial
+            order = 1 if fn.once_differentiable or hasattr(f, "has_one_order") else 2
     demanded = modes is not None or isinstance(fn, CustomGradient)
     modes = _known(op, _default_modes(fn, args) if modes is None else modes, order)
     backend = backend_or_numpy(args)

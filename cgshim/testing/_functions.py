@@ -23,7 +23,7 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._pytree import combine_each, partition, partition_each, subvals
 from cgshim._registry import name_of
 from cgshim._signature import Parameters
-from cgshim.testing._forward import jvp_of
+from cgshim._transforms import jvp_of
 
 Array = Any
 
@@ -91,7 +91,7 @@ class Function:
     def _pushed_forward(
         self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]
     ) -> list[Tensor]:
-        return list(jvp_of(self.backend)(self.on_tensors, tensors, tangents))
+        return list(jvp_of(self.backend)(self.on_tensors, tensors, tangents)[1])
 
     @contextlib.contextmanager
     def _set(self, values: Sequence[Array]) -> Iterator[list[Tensor]]:

@@ -16,8 +16,8 @@ from cgshim import (
     ops,
 )
 from cgshim._registry import load
+from cgshim._transforms import jvp_of
 from cgshim.testing import _functions, check_gradients
-from cgshim.testing._forward import jvp_of
 
 VECTOR = [0.5, -2.0, 3.0]
 
@@ -527,6 +527,18 @@ def test_an_op_that_is_differentiable_once_is_checked_once(backend):
     assert raised(TransformationError, op, tensors(backend, VECTOR), order=2).startswith("once: ")
     wrong = op_custom_gradient(lambda x: (x * x, lambda u: 3 * u * x), once_differentiable=True)
     assert "order 1: the gradient of x" in raised(AssertionError, wrong, tensors(backend, VECTOR))
+
+
+def test_an_op_on_the_host_is_checked_once(backend):
+    class Layer:
+        def act(self, x):
+            return x**3, lambda u: 3 * u * x**2
+
+        act = op_custom_gradient(act, host_outputs=lambda self, x: x, name="act")
+
+    check_gradients(Layer().act, tensors(backend, VECTOR))
+    if backend != "numpy":  # where it has a second derivative
+        assert raised(CustomGradientError, Layer().act, tensors(backend, VECTOR), order=2)
 
 
 def half_right(x, y):

@@ -82,3 +82,22 @@ def test_loading_a_backend_imports_its_framework(python, backend: str) -> None:
 def test_the_check_can_fail(python, tmp_path: Path, framework: str, how: str) -> None:
     (tmp_path / f"{framework}.py").write_text("")
     assert imported(python, IMPORT + how.format(framework), tmp_path) == {framework}
+
+
+PUBLIC_NAMES = """
+import re, sys, pathlib, cgshim
+page = pathlib.Path(sys.argv[1]).read_text()
+names = re.findall(r"^[.][.] (?:auto|py:)\\w+:: (\\w+)", page, re.M)
+missing = {*names, "ops", "testing"} - {"cgshim", *dir(cgshim)}
+assert not missing, missing
+assert "numpy" not in sys.modules
+assert cgshim.ops.sum([1.0, 2.0]) == 3.0
+assert cgshim.testing.check_gradients
+"""
+
+
+def test_every_public_name_is_an_attribute_without_an_import(python) -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cgshim.rst"
+    code = PUBLIC_NAMES.replace("sys.argv[1]", repr(str(page)))
+    result = python("-c", code, path=())
+    assert result.returncode == 0, result.stderr

@@ -84,6 +84,8 @@ def outcome(call: str, backend: str) -> str:
             if isinstance(error, BackendError) and str(error).startswith("op_")
             else repr(error)
         )
+    except (TypeError, NotImplementedError):  # the framework's own: not for these arguments
+        return "refused"
     except Exception as error:  # noqa: BLE001  # whatever it is stands in the table
         return repr(error)
     if len(wanted) != len(found):

@@ -12,7 +12,7 @@ from typing import Any, assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-from cgshim import Tensor, op_custom_gradient, op_grad, op_vjp
+from cgshim import Tensor, op_custom_gradient, op_grad, op_vjp, ops
 
 Array = NDArray[np.float64]
 Rule = Callable[[Array], Array]
@@ -62,3 +62,10 @@ Layer().method()  # type: ignore[call-arg]
 of_any_framework(x, "2")  # type: ignore[arg-type]
 # f's missing rule is an error at the call, not here: a lambda has no types
 op_custom_gradient(lambda x: x)(1)
+
+
+ops.sum(1.0, axis=None)
+ops.linalg.norm(1.0, ord=2)
+ops.sine(1.0)  # type: ignore[attr-defined]
+ops.sum(1.0, dim=0)  # type: ignore[call-arg]
+ops.linalg.norms(1.0)  # type: ignore[attr-defined]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from cgshim.backend import Call
 
 
+supports_variables = True
+
+
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
     return leaves, structure

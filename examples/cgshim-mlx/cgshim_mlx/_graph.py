@@ -52,12 +52,6 @@ class Graph:
             if array.startswith("input")
         ]
 
-    def is_made_of_inputs(self) -> bool:
-        """Whether whatever is in this graph is made of inputs; another array at its beginning may
-        belong to mx.vmap.
-        """
-        return all(array.startswith("input") for array, _ in self._beginnings())
-
     def has_a_derivative(self) -> bool:
         """Whether a derivative began in this graph, where MLX makes a copy of an array; not if it
         is an input's.

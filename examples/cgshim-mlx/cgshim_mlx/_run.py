@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from cgshim.backend import RuleScope, tensors_inside
+from cgshim.backend import RuleScope, is_in_rule, tensors_inside
 from cgshim_mlx._arrays import Array, Arrays, handle, is_float, is_tensor, rebound, renewed, stopped
 from cgshim_mlx._graph import Graph, those_behind
 from cgshim_mlx._linear import transposed
@@ -95,25 +95,19 @@ class Run:
     """
 
     def __init__(self, call: Call, inputs: Arrays) -> None:
-        self.call, self.running, self.is_within_f = call, _rule.current, _within_f.current
+        self.call, self.in_rule, self.is_within_f = call, is_in_rule(), _within_f.current
         self.given = [renewed(x) for x in inputs]
         self.beginnings = [handle(x) for x in self.given]
         in_options = filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0])
-        captured = {
-            id(x): x for x in [*in_options, *tensors_inside(call.f, is_tensor)] if is_float(x)
-        }
+        may_be_captured = [*in_options, *call.variables, *tensors_inside(call.f, is_tensor, 20)]
+        captured = {id(x): x for x in may_be_captured if is_float(x)}
         self.results, self.rule = _within_f.run(True, call, self.given)
         self.made = [handle(y) for y in self.results]
         read = those_behind(self.made, [*captured.values()])
-        takes = self.rule.takes_variables
-        self.variables = [
-            x
-            for x in read
-            if takes and Graph([x]).has_a_derivative() and self._captures(x, inputs)()
-        ]
-        guarded = [x for x in read if all(x is not each for each in self.variables)]
-        self.sources = [*inputs, *self.variables, *(self._guarded(x, inputs) for x in guarded)]
-        unread = captured.keys() - map(id, read) if self.running is None else ()
+        self.variables, self.sources = call.variables, [*inputs, *call.variables]
+        if not self.in_rule:  # else captured tensors are constants
+            self._find_captured(read, inputs)
+        unread = () if self.in_rule else captured.keys() - map(id, read)
         self.held = [
             *self.given,
             *(x for x in tensors_inside(self.rule.grad_fn, is_tensor) if id(x) not in unread),
@@ -128,36 +122,43 @@ class Run:
     @property
     def outputs(self) -> list[Array]:
         # what that rule's call returned is another array while it runs
-        told = self.kept if self.running else []
+        told = self.kept if self.in_rule else []
         return attached(self._pull, self._push, self.sources, stopped(self.made), self.kept, told)
 
     # --- What f captured --------------------------------------------------------------------------
 
-    def _guarded(self, x: Array, inputs: Arrays) -> Array:
+    def _find_captured(self, read: Arrays, inputs: Arrays) -> None:
+        """Make the variables and every other captured tensor sources of the outputs."""
+        found = [
+            x
+            for x in read
+            if self.rule.takes_variables
+            and Graph([x]).has_a_derivative()
+            and self._captures(handle(x))
+        ]
+        self.variables = self.call.captured_variables(found, inputs)
+        self.call.require_variables(self.rule, self.variables)
+        if Graph(self.made, [*self.beginnings, *read]).has_a_derivative():  # of a global
+            self.call.refuse_captured(self.made[0])
+        guarded = [x for x in read if all(x is not each for each in self.variables)]
+        self.sources = [*inputs, *self.variables, *map(self._guarded, guarded)]
+
+    def _guarded(self, x: Array) -> Array:
         """x as a source of the outputs: MLX tells nobody what is being differentiated, until it
         asks for a gradient.
         """
-        captures = self._captures(x, inputs)
+        now = handle(x)
 
         def zeros(sources: Any, values: Any, held: Any, derivatives: Arrays) -> list[Array]:
-            if captures():
+            if self._captures(now):
                 self.call.refuse_captured(x)
             return [mx.zeros_like(each) for each in derivatives]
 
         return attached(zeros, zeros, [x], stopped([x]))[0]
 
-    def _captures(self, x: Array, inputs: Arrays) -> Callable[[], bool]:
-        """Whether an output is made of x, and x is, in a running rule, made of more than the
-        inputs.
-        """
-        running, now, now_given = self.running, handle(x), [handle(each) for each in inputs]
-        return lambda: (
-            len(inputs) in Graph(self.made, [*self.beginnings, now]).inputs()
-            and not (
-                running
-                and (running.speaks_for(x, inputs) or Graph([now], now_given).is_made_of_inputs())
-            )
-        )
+    def _captures(self, x: Array) -> bool:
+        """Whether an output is made of x by another way than the inputs."""
+        return len(self.beginnings) in Graph(self.made, [*self.beginnings, x]).inputs()
 
     # --- The rule ---------------------------------------------------------------------------------
 
@@ -171,10 +172,7 @@ class Run:
         own = [*compress(zip(self.results, outputs, strict=True), self.is_own)][::-1]
         objects = [*(self.held if held else ()), *(y for y, _ in own)]
         with rebound(objects, [*held, *(y for _, y in own)]):
-            running = _Running(self.given, [*self.held, *self.results], _rule.current)
-            of_inputs, of_variables = _rule.run(
-                running, self.rule, self.given, upstreams, self.variables
-            )
+            of_inputs, of_variables = self.rule(self.given, upstreams, self.variables)
         found = [*of_inputs, *of_variables, *([None] * len(sources))]
         return [mx.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=False)]
 
@@ -219,7 +217,7 @@ class Run:
         def require(of: Arrays, values: Any, held: Any, derivatives: Arrays) -> list[Array]:
             if once:
                 self.call.refuse_second_order("MLX's derivative of a gradient")
-            self._require_connected(read, [*self.beginnings, *self.kept, *known])
+            self._require_connected(read, [*self.beginnings, *self.variables, *self.kept, *known])
             return [*derivatives[: len(results)], *map(mx.zeros_like, of[len(results) :])]
 
         of = [] if once else list(results)
@@ -247,27 +245,4 @@ class Run:
                 self.call.refuse_unconnected(x, "f made of values that Python read")
 
 
-# --- Ops that are called while a rule runs
-
-
-class _Running(NamedTuple):
-    """The call whose rule is running, for the ops that are called in it."""
-
-    inputs: Arrays
-    held: Arrays
-    outer: _Running | None
-
-    def speaks_for(self, x: Array, inputs: Arrays) -> bool:
-        """Whether x is a residual of this call, or one further out, whose arguments are all among
-        inputs.
-        """
-        given = {id(each) for each in inputs}
-        if any(x is each for each in self.held) and all(
-            id(each) in given for each in self.inputs if is_float(each)
-        ):
-            return True
-        return self.outer is not None and self.outer.speaks_for(x, inputs)
-
-
-_rule: RuleScope[_Running] = RuleScope("cgshim_mlx_rule")
 _within_f: RuleScope[bool] = RuleScope("cgshim_mlx_f")

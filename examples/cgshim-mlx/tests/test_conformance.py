@@ -30,11 +30,10 @@ GAPS = {
     **{f"complex_to_real[{f}-complex128]": NO_COMPLEX128 for f in ("real", "abs", "square of abs")},
     "complex_forward_mode[complex128]": NO_COMPLEX128,
     **{
-        f"random_intermediate[{draw}-1-{dtype}]": RUNS_AGAIN
+        f"random_intermediate[{draw}-{size}]": RUNS_AGAIN
         for draw in OF_ITS_OWN
-        for dtype in ("float32", "bfloat16")
+        for size in ("1-float32", "1-bfloat16", "1e-2-float32")
     },
-    **{f"random_intermediate[{draw}-1e-6-float32]": RUNS_AGAIN for draw in OF_ITS_OWN},
     **{
         f"{case}[{draw}]": RUNS_AGAIN
         for case in ("random_branch", "random_output")
@@ -72,6 +71,13 @@ OF_JVP_FN = {
 }
 
 
-@pytest.mark.parametrize("case", conformance.cases("mlx", gaps=GAPS | OF_JVP_FN))
+# as large as bfloat16's tolerance: the gradients are NaN in some runs
+UNCERTAIN = {f"random_intermediate[{draw}-1e-2-bfloat16]" for draw in OF_ITS_OWN}
+CASES = [
+    case for case in conformance.cases("mlx", gaps=GAPS | OF_JVP_FN) if case.name not in UNCERTAIN
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_conformance(case):
     case()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinygrad import GlobalCounters, Tensor
 
-from cgshim.backend import RuleScope, tensors_inside
+from cgshim.backend import is_in_rule, tensors_inside
 from cgshim_tinygrad import _graph as graph
 from cgshim_tinygrad._tensors import (
     GIVEN,
@@ -32,7 +32,8 @@ class Run:
     """One run of f, on constants in the place of its arguments."""
 
     def __init__(self, call: Call, inputs: Sequence[Tensor]) -> None:
-        self.call, self.sources = call, [Tensor(x.uop) for x in inputs]
+        self.call, self.inputs = call, inputs
+        self.sources = [Tensor(x.uop) for x in inputs]
         self.given = [copied(x, GIVEN).detach() if is_float(x) else Tensor(x.uop) for x in inputs]
         self.before = [Tensor(x.uop) for x in self.given]
         kernels, marker = GlobalCounters.kernel_count, Tensor(0)
@@ -54,29 +55,31 @@ class Run:
     def _attached(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of one call in the graph.
 
-        tinygrad asks for gradients long after the call, and does not say by what. So all that f
-        captured has one here, through the value itself; within a rule, what is made of the inputs
-        is a constant.
+        tinygrad asks for gradients long after the call, and does not say by what. So everything
+        that f captured has one here, through the value itself, and that gradient is an error.
+        Within a rule, captured tensors are constants.
         """
         floats = [y for y in values if is_float(y)]
         if not floats:
             return list(values)
         self._like = [(y.shape, y.dtype) for y in floats]
-        self._vector = vector = flattened(floats)
-        in_rule = _rule.current is not None
-        captured = graph.without_gradient(vector, self.sources) if in_rule else vector
-        may_be_variables = (
-            tensors_inside(self.call.f, is_tensor) if self.rule.takes_variables else []
-        )
-        self.variables = [
-            x for x in graph.nearest([captured], may_be_variables) if graph.is_differentiated(x)
-        ]
-        captured = graph.without_gradient(captured, self.variables)
-        hidden = (
-            [copied(captured, HIDDEN)] if in_rule or graph.may_be_differentiated(captured) else []
-        )
+        vector = flattened(floats)
+        self.variables, hidden = self.call.variables, []
+        if not is_in_rule():
+            self.variables = self.call.captured_variables(self._captured(vector), self.inputs)
+            self.call.require_variables(self.rule, self.variables)
+            captured = graph.without_gradient(vector, self.variables)
+            if graph.may_be_differentiated(captured):
+                hidden = [copied(captured, HIDDEN)]
         sources = [*self.sources, *self.variables, *hidden]
         return self._with_floats(values, split(attached(vector, sources, self._pull), self._like))
+
+    def _captured(self, vector: Tensor) -> list[Tensor]:
+        """The differentiated tensors of f that are variables, if the rule takes any."""
+        if not self.rule.takes_variables:
+            return []
+        captured = [*self.call.variables, *tensors_inside(self.call.f, is_tensor, 20)]
+        return [x for x in graph.nearest([vector], captured) if graph.is_differentiated(x)]
 
     def _with_floats(self, outputs: Sequence[Tensor], floats: Sequence[Tensor]) -> list[Tensor]:
         rest = iter(floats)
@@ -93,16 +96,10 @@ class Run:
     def _pull(
         self, vector: Tensor, arguments: Sequence[Tensor], upstream: Tensor
     ) -> list[Tensor | None]:
-        # the rule asks for the gradient of an output that it keeps: that is f's
-        if _rule.current is self:
-            floats = [x for x in self.before if is_float(x)]
-            found = iter(self._vector.gradient(*floats, gradient=upstream) if floats else [])
-            # the arguments of f come first
-            return [next(found, None) if is_float(x) else None for x in arguments]
         upstreams = self._with_floats(
             [zeros_like(y) for y in self.made], split(upstream, self._like)
         )
-        of_inputs, of_variables = _rule.run(self, self.rule, self.given, upstreams, self.variables)
+        of_inputs, of_variables = self.rule(self.given, upstreams, self.variables)
         known = len(self.sources) + len(self.variables)
         sources, hidden = arguments[:known], arguments[known:]
         gradients = self._connected([*of_inputs, *of_variables], sources)
@@ -139,6 +136,3 @@ class Run:
         if any(x is g for x in found for g in gradients):
             return lambda: call.refuse_unconnected(found[0], "f made of values that Python read")
         return None
-
-
-_rule: RuleScope[Run] = RuleScope("cgshim_tinygrad_rule")

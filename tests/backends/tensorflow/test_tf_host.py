@@ -20,7 +20,7 @@ from tf_modes import eager_and_function, function, grad, jacobian, jvp, vectoriz
 
 import cgshim
 from cgshim import Spec
-from cgshim.backend import ONE_TENSOR
+from cgshim._pytree import ONE_TENSOR
 from cgshim.host._call import HostCall, HostFunction
 from cgshim_tensorflow import host_function
 
