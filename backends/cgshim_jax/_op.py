@@ -78,7 +78,7 @@ op.defvjp(_forward, _backward, symbolic_zeros=True)
 def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
     dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
     outputs, read, derivative = forward(f, primals[0], [t is not None for t in dots])
-    pushed = derivative.tangents(read, dots)
+    pushed = derivative.tangents(read, dots, f.call.forward_mode)
     zeros = (np.zeros(kind.shape, jax.dtypes.float0) for kind in derivative.types)
     return outputs, [zero if t is None else t for t, zero in zip(pushed, zeros, strict=True)]
 
@@ -149,9 +149,12 @@ class Derivative:
         ]
 
     def tangents(
-        self, read: Sequence[Array], dots: Sequence[Array | None]
+        self, read: Sequence[Array], dots: Sequence[Array | None], is_promised: bool = True
     ) -> Sequence[Array | None]:
-        """Return the tangents of the outputs, a linear map with the rule as its transpose."""
+        """Return the tangents of the outputs, a linear map with the rule as its transpose.
+
+        Without a promise only reverse mode may use it.
+        """
         moving = [at for at, t in enumerate(dots) if t is not None]
         floats = [at for at, kind in enumerate(self.types) if is_differentiable(kind)]
         types, none = [self.types[at] for at in floats], [None] * len(self.types)
@@ -166,6 +169,8 @@ class Derivative:
             return [full[at] for at in moving]
 
         def push(read: Any, tangents: Any) -> list[Array]:
+            if not is_promised:
+                self.f.call.refuse_forward_mode("jvp, jacfwd or linearize")
             if self.push is not None:
                 pushed = self.push(read, subvals(no_dots, moving, tangents))
                 pushed = [matching(pushed[at], self.types[at]) for at in floats]

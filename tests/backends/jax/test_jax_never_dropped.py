@@ -62,10 +62,9 @@ def test_zeros_or_a_refusal(mode, name, staging, compiler):
     except TransformationError:
         assert mode == "reverse"
         assert name in FORWARD
-    except (TypeError, NotImplementedError) as error:  # JAX's own for forward mode of a program
-        assert mode == "reverse"
-        assert name in FORWARD
-        assert "custom_vjp" in str(error) or "custom_lin" in str(error)  # noqa: PT017
+    except TypeError as error:  # JAX forgets a custom_jvp in a scan that is differentiated again
+        assert (name, staging) == ("hessian", "scan")
+        assert "forward-mode" in str(error)  # noqa: PT017
     else:
         np.testing.assert_array_equal(derivative, 0)
 

@@ -120,7 +120,7 @@ def test_forward_mode_of_a_recorded_call():
     np.testing.assert_allclose(jax.jacfwd(jax.jacrev(f))(TWO), by_rule(2.0, 2), rtol=1e-12)
     np.testing.assert_allclose(jax.hessian(f)(TWO), by_rule(2.0, 2), rtol=1e-12)
     np.testing.assert_allclose(jax.linearize(f, TWO)[1](TWO), 2 * by_rule(2.0), rtol=1e-12)
-    with pytest.raises(TypeError, match="custom_vjp"):
+    with pytest.raises(TransformationError, match="forward_mode=True"):
         jax.jvp(jax.jit(cube), (TWO,), (TWO,))
 
 
