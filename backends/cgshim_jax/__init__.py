@@ -37,6 +37,7 @@ from cgshim_jax._op import op, op_in_both_modes
 from cgshim_jax._private import is_mapped_now
 from cgshim_jax._tensors import (
     Array,
+    are_traced,
     conjugate,
     convert_to_numpy as convert_to_numpy,
     fresh_constant,
@@ -104,11 +105,11 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
 def _applied(f: Any, args: list[Array]) -> Any:
     """Return the output of an op; unpromised forward mode raises an error.
 
-    Around known values `op` is enough, and quicker: JAX raises its error for forward mode here. A
+    Outside a program `op` is enough, and quicker: JAX raises its own error for forward mode here. A
     program may be differentiated later.
     """
     call: Call = f.call
-    both = call.forward_mode or any(map(is_tracer, args))
+    both = call.forward_mode or are_traced(args)
     try:
         outputs = (op_in_both_modes if both else op)(f, args)
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp

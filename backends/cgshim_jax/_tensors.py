@@ -58,6 +58,15 @@ def value_of(x: Array) -> Array | None:
     return x.to_concrete_value() if is_tracer(x) else x
 
 
+def are_traced(tensors: Any) -> bool:
+    """Return True if jit, scan, ... trace the program that computes these tensors.
+
+    There an operation on constants returns a tracer; below derivatives and vmap it returns an array.
+    """
+    unknown = any(value_of(x) is None for x in tensors)
+    return unknown and is_tracer(jax.lax.full((), False))
+
+
 def convert_to_numpy(x: Array, /) -> Any:
     """Return the value of x as a NumPy array."""
     return np.asarray(x)
