@@ -22,9 +22,9 @@ def captured_by(
     known = [*inputs, *call.variables]
     if not call.variables:  # the search is slow; undeclared variables are errors
         known += [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
-    names = {id(t): t for t in known}  # the objects that f holds
     found: dict[int, Tensor] = {}
-    tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
+    # of each level, and as f holds it
+    tensors = [(t, t) for t in {id(t): t for t in known}.values()]
     while True:
         origins = {id(t): origin for t, origin in tensors}
         for t in reached(outputs, [t for t, _ in tensors]):

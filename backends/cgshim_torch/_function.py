@@ -234,8 +234,10 @@ class Run:
         rule = self.call.kind_of_rule(
             self.signature, self.needed, self.shapes, self.dtypes, self.rebuild(residuals)
         )
-        records = torch.is_grad_enabled() and self.refuse is None
-        with self.autocast_of_f(upstreams), torch.set_grad_enabled(records):
+        with (
+            self.autocast_of_f(upstreams),
+            torch.set_grad_enabled(torch.is_grad_enabled() and self.refuse is None),
+        ):
             gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
         every = [*gradients, *of_variables]
         if further and self.refuse is not None:

@@ -45,10 +45,8 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
     """Run f, and return its output with the gradient of its rule at every level."""
     if isinstance(call.f, WithBatches):
         return call.f.mapped(call, inputs)
-    if isinstance(call.f, Mapped):
-        innermost = max(inputs, key=functorch.maybe_get_level)
-        if is_batched(innermost):
-            return tuple(OverBatch.apply(call.f, *inputs))
+    if isinstance(call.f, Mapped) and is_batched(max(inputs, key=functorch.maybe_get_level)):
+        return tuple(OverBatch.apply(call.f, *inputs))
     values = [*map(values_of, inputs)]  # a batch has no version counter of its own
     versions = versions_of(values)
     result, refusals = _run_in_forward_mode(call, inputs)
@@ -211,8 +209,9 @@ class TransformedRun:
         if any(t is not None for t in tangents[self.inputs : self.leaves]) and rule.jvp_fn:
             refuse_captured_tangent(self.call.name)
         if rule.jvp_fn is not None:
-            zeros = lambda at: torch.zeros_like(tensors[at])
-            pushed = rule.tangents(tangents[: self.inputs], outputs, zeros)
+            pushed = rule.tangents(
+                tangents[: self.inputs], outputs, lambda at: torch.zeros_like(tensors[at])
+            )
             return self.checked_once(pushed, [*tensors, *[t for t in tangents if t is not None]])
         if not self.call.forward_mode:
             self.call.refuse_forward_mode("jvp, jacfwd or a dual number")
@@ -220,10 +219,10 @@ class TransformedRun:
         ends = [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
         if not moving:
             return [None] * self.outputs
-        no_upstreams = [torch.zeros_like(y) for y in outputs]
 
         def gradients(*upstreams: Tensor) -> list[Tensor]:
-            every = self.gradients(tensors, subvals(no_upstreams, ends, upstreams))
+            zeros = [torch.zeros_like(y) for y in outputs]
+            every = self.gradients(tensors, subvals(zeros, ends, upstreams))
             return [
                 torch.zeros_like(tangents[at]) if every[at] is None else every[at] for at in moving
             ]

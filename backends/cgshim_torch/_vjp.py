@@ -55,8 +55,9 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 def jvp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    run = lambda *xs: tuple(fn(*xs))
-    return torch.func.jvp(run, tuple(inputs), tuple(tangents))  # type: ignore[no-any-return]
+    return torch.func.jvp(  # type: ignore[no-any-return]
+        lambda *xs: tuple(fn(*xs)), tuple(inputs), tuple(tangents)
+    )
 
 
 def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
