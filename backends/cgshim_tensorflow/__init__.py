@@ -83,11 +83,6 @@ def converted_as_caller(function: Any) -> Any:
     return converter()(function)
 
 
-def tracing_type(op: Any) -> Any:
-    """Return the type by which tf.function tells ops as arguments apart."""
-    return _TypeOfOp(op)
-
-
 @dataclass(frozen=True)
 class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
     """The type of one op. Methods of an op are equal if they are bound to the same object."""
@@ -102,6 +97,9 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
 
     def placeholder_value(self, _: Any) -> Any:
         return self.op
+
+
+tracing_type = _TypeOfOp
 
 
 def jvp(

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
 from cgshim_tensorflow._forward import Pullback, operation_in_orders, unseen
-from cgshim_tensorflow._private import converted, set_converter
+from cgshim_tensorflow._private import set_converter
 
 
 def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
@@ -36,7 +36,11 @@ def _over_iterations(
 
     def residual(x: Tensor) -> tuple[Tensor, bool]:
         own = [of_all for y, of_all in zip(outputs, every, strict=True) if y is x]
-        return (own[0], True) if own else converted(pfor_input, x)
+        if own:
+            return own[0], True
+        loop = pfor_input.pfor
+        is_inside = hasattr(x, "graph") and loop.op_is_inside_loop(x.op)
+        return loop.convert(x) if is_inside else x, is_inside
 
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
         return _gradients_over_all(pullback, outputs, upstreams, residual)
@@ -57,12 +61,10 @@ def _gradients_over_all(
     residual: Callable[[Tensor], tuple[Tensor, bool]],
 ) -> list[Tensor | None]:
     """Return the gradients of all iterations; each residual has a flag for a row per iteration."""
-    present: list[bool] = []
 
-    def rule(*upstreams: Tensor) -> list[Tensor]:
+    def rule(*upstreams: Tensor) -> list[Tensor | None]:
         gradients = pullback(*upstreams)
-        present[:] = [g is not None for g in gradients]
-        return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
     with outputs[0].graph.as_default():
@@ -76,8 +78,8 @@ def _gradients_over_all(
         return _call(traced, [*map(unseen, [*rows[0], *read])])
 
     rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
-    gradients = iter(tf.vectorized_map(of_one, rows) if any(present) else ())
-    return [next(gradients) if is_present else None for is_present in present]
+    gradients = iter(tf.vectorized_map(of_one, rows) if traced.outputs else ())
+    return [None if g is None else next(gradients) for g in traced.structured_outputs]
 
 
 # --- Ops with a batching rule ---------------------------------------------------------------------
