@@ -70,12 +70,10 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         return output_without_rule(call, inputs)
     if isinstance(call.f, WithBatches) and not (
         tf.executing_eagerly() or any(map(is_composite, inputs))
-    ):  # tf.vectorized_map may be around the graph
+    ):
         inputs = [*map(tf.convert_to_tensor, inputs)]
-        if count_accumulators(inputs):
-            call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
-                        "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
-        return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
+        if not count_accumulators(inputs):  # tf.vectorized_map may be around the graph
+            return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     return run_op(call, inputs)
 
 
@@ -107,5 +105,4 @@ def jvp(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     with tf.autodiff.ForwardAccumulator(list(inputs), list(tangents)) as accumulator:
         outputs = list(fn(*inputs))
-    zero = tf.UnconnectedGradients.ZERO
-    return outputs, list(accumulator.jvp(outputs, unconnected_gradients=zero))
+    return outputs, accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)

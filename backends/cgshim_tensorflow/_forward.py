@@ -174,7 +174,9 @@ def transposed(
 
 
 def check_linear(
-    function: Pullback, like: Sequence[Tensor], refuse: Callable[[str], NoReturn]
+    function: Callable[..., Sequence[Tensor]],
+    like: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
 ) -> None:
     """Raise an error for an eager function that is not linear, or that stops gradients.
 

@@ -23,7 +23,6 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_tensorflow._forward import (
-    Pullback,
     check_linear,
     operation,
     operation_in_orders,
@@ -83,7 +82,8 @@ def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
 
 
 def is_followed(x: Tensor) -> bool:
-    return followers([values_of(x)]) > 0
+    # an accumulator in a graph follows another handle of a variable
+    return followers([values_of(plain(x))]) > 0
 
 
 def held_by_f(call: Call) -> list[Tensor]:
@@ -155,9 +155,8 @@ class Run:
         if any(isinstance(x, tf.GradientTape) for x in converted.opaque):
             return  # it recorded f's outputs
         residuals = [others.get(id(x), x) for x in converted.residuals]
-        if any(x is not y for x, y in zip(residuals, converted.residuals, strict=True)):
-            self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
-            self.kept = own
+        self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
+        self.kept = own
         hidden = tensors_inside(converted.opaque, self.call.backend.is_tensor)
         self.kept_in_object = next((x for x in hidden if id(x) in others), None)
 
@@ -169,10 +168,10 @@ class Run:
             tf.zeros_like(y) if u is None else dense(u, y)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
-        given = full
-        if self.call.once_differentiable and state.transposed is None:
-            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps the rule's intermediates
         structured = [*map(with_values, self.outputs, full)]
+        if self.call.once_differentiable and state.transposed is None:
+            # no outer tape keeps the rule's intermediates
+            structured = [*map(self.call.backend.stop_gradient, structured)]
         rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
         of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
         pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
@@ -181,7 +180,7 @@ class Run:
             for at, (gradient, x) in enumerate(pairs)
         ]
         return [
-            *self.with_checks(gradients, given),
+            *self.with_checks(gradients, full),
             *[self.not_known(x, full) for x in self.sources[len(gradients) :]],
         ]
 
@@ -231,8 +230,11 @@ class Run:
         if self.call.once_differentiable:
             return functools.partial(self.call.refuse_second_order, "a derivative of the gradient")
         if self.kept_in_object is not None:
-            why = "is an attribute of an object of f"
-            return functools.partial(self.call.refuse_unconnected, self.kept_in_object, why)
+            return functools.partial(
+                self.call.refuse_unconnected,
+                self.kept_in_object,
+                "is an attribute of an object of f",
+            )
         residual = self.unconnected_residual()
         return None if residual is None else functools.partial(self.require_traceable, residual)
 
@@ -311,7 +313,9 @@ class Run:
             if orders > 1:
                 self.require_no_function(rule, ones)
 
-    def require_no_function(self, rule: Pullback, upstreams: Sequence[Tensor]) -> None:
+    def require_no_function(
+        self, rule: Callable[..., Sequence[Tensor]], upstreams: Sequence[Tensor]
+    ) -> None:
         """Raise an error for a rule that calls a tf.function.
 
         An accumulator that transposes a rule eagerly follows no function in it for an outer
@@ -321,7 +325,7 @@ class Run:
             self.call.refuse("forward mode over forward mode needs a rule without a function",
                              "a tf.function in it", "call the op in a tf.function, or use reverse mode")  # fmt: skip
 
-    def of_constants(self) -> Pullback:
+    def of_constants(self) -> Callable[..., Sequence[Tensor]]:
         """Return the gradients as a function that no outer tape or accumulator follows."""
         stop = self.call.backend.stop_gradient
         residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)

@@ -29,8 +29,7 @@ def followers(tensors: Sequence[Tensor]) -> int:
 
     A captured tensor that has a follower is a variable of the op, and `needs_input_grad` is exact.
     """
-    plain = [getattr(x, "handle", x) for x in tensors]
-    return int(gradients_util.PossibleTapeGradientTypes(plain))
+    return int(gradients_util.PossibleTapeGradientTypes(tensors))
 
 
 def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
