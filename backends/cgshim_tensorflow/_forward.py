@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import tensorflow as tf
 
 from cgshim.backend import Call, Tensor, TransformationError, is_differentiable, refusal
-from cgshim_tensorflow._private import record_operation
+from cgshim_tensorflow._private import record_operation, set_converter
 from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 T = TypeVar("T")
@@ -99,7 +99,10 @@ def operation_in_orders(
 def unseen(x: Tensor) -> Tensor:
     """Return a tensor of a graph that no tape and no accumulator relates to x."""
     graph = tf.compat.v1.get_default_graph()
-    return graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype]).outputs[0]
+    identity = graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype])
+    # by itself tf.vectorized_map makes a dense tensor of the parts of sparse ones
+    set_converter(identity, lambda pfor_input: list(pfor_input.inputs))
+    return identity.outputs[0]
 
 
 def count_accumulators(tensors: Sequence[Tensor]) -> int:

@@ -68,10 +68,11 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         call.require_variables(rule, variables)
         known = {id(x) for x in [*arguments, *inputs, *captured]}
         captures = [*map(plain, [*variables, *(x for x in held if id(x) not in known)])]
+    takes_needed = rule.takes_needs_input_grad or rule.jvp_fn is not None
     run = Run(
         call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
         sources=[*map(values_of, [*inputs, *captures])], kept=outputs,
-        needed=needed_among(inputs),
+        needed=needed_among(inputs) if takes_needed else None,
     )  # fmt: skip
     return rule.output.combine(run.attached())
 
