@@ -10,27 +10,14 @@ from importlib.metadata import version
 from packaging.specifiers import SpecifierSet
 
 GAPS: dict[tuple[str, str], str] = {
-    (
-        "tensorflow",
-        "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function",
-    ): (
-        "a ForwardAccumulator within a tf.function transposes another tf.function without telling that it does: "
+    ("tensorflow", "test_a_rule_that_may_not_be_linear_is_refused_in_a_function"): (
+        "a ForwardAccumulator around a tf.function transposes the rules in it without a call of Python: a linear rule "
+        "has the right tangent, any other a wrong one, as with tf.custom_gradient; "
         "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
     ),
 }
 """(backend, test or conformance case): the reason, with the framework's own issue"""
 
-_TRANSPOSED = (
-    "a ForwardAccumulator transposes a tf.function that was traced before without telling: a rule that is "
-    "linear has the right tangent, any other a wrong one, as with tf.custom_gradient; "
-    "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
-)
-TENSORFLOW_REWRITTEN: dict[str, str] = {
-    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[function_in_function]": _TRANSPOSED,
-    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_vectorized_map]": _TRANSPOSED,
-    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_while_loop]": _TRANSPOSED,
-}
-"""what the rewritten TensorFlow adapter does not do; each row goes with its fix"""
 
 _LINEARIZE = (
     "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
@@ -114,7 +101,6 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    always |= {"tensorflow": TENSORFLOW_REWRITTEN}.get(backend, {})
     rows = [
         (test, reason, versions)
         for (name, versions, test), reason in OF_VERSIONS.items()

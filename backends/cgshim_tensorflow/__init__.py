@@ -70,22 +70,15 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         return output_without_rule(call, inputs)
     if isinstance(call.f, WithBatches) and not (
         tf.executing_eagerly() or any(map(is_composite, inputs))
-    ):  # tf.vectorized_map may be around the graph
+    ):
         inputs = [*map(tf.convert_to_tensor, inputs)]
-        if count_accumulators(inputs):
-            call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
-                        "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
-        return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
+        if not count_accumulators(inputs):  # tf.vectorized_map may be around the graph
+            return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     return run_op(call, inputs)
 
 
 def converted_as_caller(function: Any) -> Any:
     return converter()(function)
-
-
-def tracing_type(op: Any) -> Any:
-    """Return the type by which tf.function tells ops as arguments apart."""
-    return _TypeOfOp(op)
 
 
 @dataclass(frozen=True)
@@ -104,10 +97,12 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
         return self.op
 
 
+tracing_type = _TypeOfOp
+
+
 def jvp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     with tf.autodiff.ForwardAccumulator(list(inputs), list(tangents)) as accumulator:
         outputs = list(fn(*inputs))
-    zero = tf.UnconnectedGradients.ZERO
-    return outputs, list(accumulator.jvp(outputs, unconnected_gradients=zero))
+    return outputs, accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import tensorflow as tf
 
 from cgshim.backend import Call, Tensor, TransformationError, is_differentiable, refusal
-from cgshim_tensorflow._private import record_operation
+from cgshim_tensorflow._private import record_operation, set_converter
 from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 T = TypeVar("T")
@@ -23,8 +23,6 @@ Pullback = Callable[..., Sequence[Tensor | None]]
 
 
 class _State(threading.local):
-    result: Any = None
-    """the values and the gradient of the operation that a graph is adding"""
     transposed: Call | None = None
     """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)
     """
@@ -53,28 +51,14 @@ def operation(
     No tape or accumulator follows `values`. Each accumulator that follows a source calls the
     gradient before this returns.
     """
-    if tf.executing_eagerly():
-        # tf.custom_gradient makes the same call, after checks that take twice as long
-        outputs = [*map(tf.stop_gradient, values)]
-        record_operation(name, outputs, sources, gradient)
-        return outputs
-    is_made = is_followed = False
-
-    def gradient_in_graph(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
-        nonlocal is_followed
-        if is_made:
-            return gradient(*upstreams)
-        is_followed = True
-        return [None] * len(sources)
-
-    outputs = _in_graph(values, gradient_in_graph, sources)
-    is_made = True
-    if is_followed:
+    outputs = [*map(tf.stop_gradient, values)]
+    if not tf.executing_eagerly():
         # In a graph an accumulator follows the IdentityN of a tf.custom_gradient, and not its
-        # gradient (TensorFlow 2.21). So it misses a custom one, and must get the gradient.
-        given = [[*map(unseen, tensors)] for tensors in (values, sources)]
-        outputs = _in_graph(given[0], gradient_in_graph, given[1])
-        record_operation(name, outputs, sources, gradient)
+        # gradient (TensorFlow 2.21). So it sees only the record below.
+        in_graph = tf.custom_gradient(lambda *_: (outputs, gradient))
+        outputs = [*in_graph(*map(unseen, sources))]
+    # tf.custom_gradient makes the same call: eagerly, its checks take twice as long
+    record_operation(name, outputs, sources, gradient)
     return outputs
 
 
@@ -112,24 +96,13 @@ def operation_in_orders(
     return outputs, orders
 
 
-def _in_graph(
-    values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
-) -> list[Tensor]:
-    state.result = list(values), gradient
-    return list(_operation(*sources))
-
-
 def unseen(x: Tensor) -> Tensor:
     """Return a tensor of a graph that no tape and no accumulator relates to x."""
     graph = tf.compat.v1.get_default_graph()
-    return graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype]).outputs[0]
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]
-def _operation(*_: Tensor) -> Any:
-    """Return the shared operation: decorating a function takes as long as calling it."""
-    result, state.result = state.result, None
-    return result
+    identity = graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype])
+    # by itself tf.vectorized_map makes a dense tensor of the parts of sparse ones
+    set_converter(identity, lambda pfor_input: list(pfor_input.inputs))
+    return identity.outputs[0]
 
 
 def count_accumulators(tensors: Sequence[Tensor]) -> int:
@@ -204,7 +177,9 @@ def transposed(
 
 
 def check_linear(
-    function: Pullback, like: Sequence[Tensor], refuse: Callable[[str], NoReturn]
+    function: Callable[..., Sequence[Tensor]],
+    like: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
 ) -> None:
     """Raise an error for an eager function that is not linear, or that stops gradients.
 
@@ -216,15 +191,9 @@ def check_linear(
         first = function(*at)
     other = [_wave(x, 0.6 * phase - 3.0) for phase, x in enumerate(like)]
     second = function(*other)
-    if [y is None for y in first] != [y is None for y in second]:
-        refuse("a gradient that is sometimes None")
     pairs = [
-        (y, dense(z, y))
-        for y, z in zip(first, second, strict=True)
-        if y is not None and is_differentiable(y.dtype)
+        (y, dense(z, y)) for y, z in zip(first, second, strict=True) if is_differentiable(y.dtype)
     ]
-    if not pairs:
-        return
     weights = [_wave(z, phase) for phase, (_, z) in enumerate(pairs)]
     back = tape.gradient([y for y, _ in pairs], at, output_gradients=weights)
     by_derivative = sum(_dot(d, x) for d, x in zip(back, other, strict=True) if d is not None)

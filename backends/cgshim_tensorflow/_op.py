@@ -23,15 +23,13 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_tensorflow._forward import (
-    Pullback,
     check_linear,
-    count_accumulators,
     operation,
     operation_in_orders,
     state,
     with_state,
 )
-from cgshim_tensorflow._private import converter, is_recorded, is_watched
+from cgshim_tensorflow._private import converter, followers, is_recorded
 from cgshim_tensorflow._tensors import (
     dense,
     fitting,
@@ -61,23 +59,20 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     held = held_by_f(call)
     with tf.GradientTape() as tape:  # it reports the variables that f reads
         outputs, rule = with_state("inputs", seen, call, seen)
-    captured = [*tape.watched_variables(), *filter(is_watched, held)]
+    captured = [*tape.watched_variables(), *filter(is_followed, held)]
     if is_in_rule():  # the derivatives by what it captures belong to the rule that is running
         variables = call.variables or (captured if rule.takes_variables else ())
-        sources, unknown = [tf.stop_gradient(plain(x)) for x in variables], []
+        captures = [*map(call.backend.stop_gradient, map(plain, variables))]
     else:
         variables = call.captured_variables(captured, arguments)
         call.require_variables(rule, variables)
-        given = {id(x) for x in [*arguments, *inputs]}
-        unknown = [plain(x) for x in held if not (is_watched(x) or id(x) in given)]
-        sources = [*map(plain, variables), *unknown]
-    is_told = rule.takes_needs_input_grad
-    if rule.jvp_fn is not None:
-        is_told = is_told or rule.jvp_takes_needs_input_grad
+        known = {id(x) for x in [*arguments, *inputs, *captured]}
+        captures = [*map(plain, [*variables, *(x for x in held if id(x) not in known)])]
+    takes_needed = rule.takes_needs_input_grad or rule.jvp_fn is not None
     run = Run(
         call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
-        unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
-        needed=needed_among(inputs) if is_told else None,
+        sources=[*map(values_of, [*inputs, *captures])], kept=outputs,
+        needed=needed_among(inputs) if takes_needed else None,
     )  # fmt: skip
     return rule.output.combine(run.attached())
 
@@ -88,8 +83,8 @@ def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
 
 
 def is_followed(x: Tensor) -> bool:
-    """Return True if a tape or an accumulator follows a tensor."""
-    return is_watched(values_of(x)) or count_accumulators([values_of(x)]) > 0
+    # an accumulator in a graph follows another handle of a variable
+    return followers([values_of(plain(x))]) > 0
 
 
 def held_by_f(call: Call) -> list[Tensor]:
@@ -98,7 +93,7 @@ def held_by_f(call: Call) -> list[Tensor]:
     It runs before f, because f may keep its own results.
     """
     known = set(map(id, call.variables))
-    held = tensors_inside([call.f, *call.static], _is_plain)
+    held = tensors_inside([call.f, *call.static], call.backend.is_tensor)
     return [
         x
         for x in held
@@ -106,10 +101,6 @@ def held_by_f(call: Call) -> list[Tensor]:
         and is_differentiable(x.dtype)
         and not (isinstance(x, tf.Variable) and x.trainable)  # a tape reports it
     ]
-
-
-def _is_plain(x: object) -> bool:
-    return isinstance(x, (tf.Tensor, tf.Variable))
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +113,11 @@ class Run:
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     variables: Sequence[Tensor]
-    unknown: Sequence[Tensor]
-    """captured tensors that no tape watches; a tape around a graph may, and gets NaN"""
     needed: Sequence[bool] | None
     sources: Sequence[Tensor]
-    """the tensors that the outputs are differentiated by"""
+    """the tensors that the outputs are differentiated by: inputs, variables, and captured tensors
+    that no tape watches; a tape around a graph may, and gets NaN
+    """
     kept: Sequence[Tensor]
     """the outputs that the rule may close over: f's, and then the op's"""
     kept_in_object: Tensor | None = None
@@ -135,15 +126,18 @@ class Run:
     def attached(self) -> list[Tensor]:
         """Return the outputs as outputs of one operation of the sources."""
         values = [*map(values_of, self.outputs)]
-        if self.variables and not tf.executing_eagerly():  # tf.custom_gradient looks for others
-            values = [*map(tf.stop_gradient, values)]
+        if isinstance(self.call.f, Mapped) and not tf.executing_eagerly():
+            # a vectorized loop replaces the values by the results of the rule for batches
+            own = [*tf.custom_gradient(lambda *_: (values, self.gradients))(*self.sources)]
+            self.keep(own)
+            return own
         attached, orders = operation_in_orders(
             self.call.name, values, self.gradients, self.transposable_gradients,
             self.sources, self.keep,
         )  # fmt: skip
         if orders:
             self.check_forward_mode(orders)
-        if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
+        if not tf.executing_eagerly():
             register(self.call, self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
 
@@ -162,10 +156,9 @@ class Run:
         if any(isinstance(x, tf.GradientTape) for x in converted.opaque):
             return  # it recorded f's outputs
         residuals = [others.get(id(x), x) for x in converted.residuals]
-        if any(x is not y for x, y in zip(residuals, converted.residuals, strict=True)):
-            self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
-            self.kept = own
-        hidden = tensors_inside(converted.opaque, _is_plain)
+        self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
+        self.kept = own
+        hidden = tensors_inside(converted.opaque, self.call.backend.is_tensor)
         self.kept_in_object = next((x for x in hidden if id(x) in others), None)
 
     # --- Reverse mode -----------------------------------------------------------------------------
@@ -176,10 +169,10 @@ class Run:
             tf.zeros_like(y) if u is None else dense(u, y)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
-        given = full
-        if self.call.once_differentiable and state.transposed is None:
-            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps the rule's intermediates
         structured = [*map(with_values, self.outputs, full)]
+        if self.call.once_differentiable and state.transposed is None:
+            # no outer tape keeps the rule's intermediates
+            structured = [*map(self.call.backend.stop_gradient, structured)]
         rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
         of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
         pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
@@ -188,8 +181,8 @@ class Run:
             for at, (gradient, x) in enumerate(pairs)
         ]
         return [
-            *self.with_checks(gradients, given),
-            *[self.not_known(x, full) for x in self.unknown],
+            *self.with_checks(gradients, full),
+            *[self.not_known(x, full) for x in self.sources[len(gradients) :]],
         ]
 
     def name_of(self, at: int) -> str:
@@ -238,14 +231,17 @@ class Run:
         if self.call.once_differentiable:
             return functools.partial(self.call.refuse_second_order, "a derivative of the gradient")
         if self.kept_in_object is not None:
-            why = "is an attribute of an object of f"
-            return functools.partial(self.call.refuse_unconnected, self.kept_in_object, why)
+            return functools.partial(
+                self.call.refuse_unconnected,
+                self.kept_in_object,
+                "is an attribute of an object of f",
+            )
         residual = self.unconnected_residual()
         return None if residual is None else functools.partial(self.require_traceable, residual)
 
     def unconnected_residual(self) -> Tensor | None:
         """Return a residual that f made and that is a constant, though an input is not one."""
-        if not (tf.executing_eagerly() and is_recorded() and any(map(is_followed, self.inputs))):
+        if not (tf.executing_eagerly() and any(map(is_followed, self.inputs))):
             return None
         known = {id(x) for x in [*self.inputs, *self.kept, *self.variables]}
         residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
@@ -258,13 +254,9 @@ class Run:
         A traceable f makes such a residual by operations whose derivative is zero, such as a
         comparison.
         """
-        run = lambda *xs: self.call.with_f(converter()(self.call.f))(xs)[0]
-        specs = map(tf.type_spec_from_value, self.inputs)
+        run = lambda *xs: self.call(xs)[0]
         try:
-            traced = with_state("inputs", None, tf.function(run).get_concrete_function, *specs)
-            is_opaque = any(
-                "PyFunc" in operation.type for operation in traced.graph.get_operations()
-            )
+            is_opaque = with_state("inputs", None, calls_operation, "PyFunc", run, self.inputs)
         except TransformationError:
             raise
         except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
@@ -310,12 +302,10 @@ class Run:
 
     def check_forward_mode(self, orders: int) -> None:
         """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
-        if self.call.once_differentiable and (orders > 1 or any(map(is_watched, self.sources))):
+        if self.call.once_differentiable and followers(self.sources) > 1:
             self.call.refuse_second_order("a derivative of the tangent")
-        if count_accumulators(self.unknown):
-            if self.rule.jvp_fn is not None:
-                refuse_captured_tangent(self.call.name)
-            self.call.refuse_undeclared(self.unknown)
+        if self.rule.jvp_fn is not None and followers(self.sources[len(self.inputs) :]):
+            refuse_captured_tangent(self.call.name)
         is_checked = tf.executing_eagerly() and state.transposed is None
         if is_checked and self.rule.jvp_fn is None:
             ones = [tf.ones_like(values_of(y)) for y in self.outputs]
@@ -324,23 +314,36 @@ class Run:
             if orders > 1:
                 self.require_no_function(rule, ones)
 
-    def require_no_function(self, rule: Pullback, upstreams: Sequence[Tensor]) -> None:
+    def require_no_function(
+        self, rule: Callable[..., Sequence[Tensor]], upstreams: Sequence[Tensor]
+    ) -> None:
         """Raise an error for a rule that calls a tf.function.
 
         An accumulator that transposes a rule eagerly follows no function in it for an outer
         accumulator (TensorFlow 2.21).
         """
-        specs = map(tf.type_spec_from_value, upstreams)
-        traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
-        if any("PartitionedCall" in operation.type for operation in traced.graph.get_operations()):
+        if calls_operation("PartitionedCall", rule, upstreams):
             self.call.refuse("forward mode over forward mode needs a rule without a function",
                              "a tf.function in it", "call the op in a tf.function, or use reverse mode")  # fmt: skip
 
-    def of_constants(self) -> Pullback:
+    def of_constants(self) -> Callable[..., Sequence[Tensor]]:
         """Return the gradients as a function that no outer tape or accumulator follows."""
         stop = self.call.backend.stop_gradient
         residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
         rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
         inputs, variables = [*map(stop, self.inputs)], [*map(stop, self.variables)]
-        run = replace(self, rule=rule, inputs=inputs, variables=variables, unknown=())
-        return lambda *upstreams: [*map(dense, run.gradients(*upstreams), run.sources)]
+        sources = self.sources[: len(inputs) + len(variables)]
+        run = replace(self, rule=rule, inputs=inputs, variables=variables, sources=sources)
+        return lambda *upstreams: [
+            tf.zeros_like(x) if g is None else dense(g, x)
+            for g, x in zip(run.gradients(*upstreams), sources, strict=True)
+        ]
+
+
+def calls_operation(
+    kind: str, function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]
+) -> bool:
+    """Return True if a function of tensors like these adds such an operation to a graph."""
+    specs = map(tf.type_spec_from_value, arguments)
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return any(kind in operation.type for operation in traced.graph.get_operations())

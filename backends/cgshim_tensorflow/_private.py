@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+from tensorflow.python.ops import gradients_util
 
 from cgshim.backend import Tensor
 
@@ -23,12 +24,12 @@ def is_recorded() -> bool:
     return bool(record.could_possibly_record()) or not tf.executing_eagerly()
 
 
-def is_watched(tensor: Tensor) -> bool:
-    """Return True if a tape records results of a tensor or a variable.
+def followers(tensors: Sequence[Tensor]) -> int:
+    """Return how many tapes and accumulators follow any of the tensors; 2 stands for more.
 
-    A watched tensor that f captures is a variable of the op, and `needs_input_grad` is exact.
+    A captured tensor that has a follower is a variable of the op, and `needs_input_grad` is exact.
     """
-    return bool(record.should_record_backprop([getattr(tensor, "handle", tensor)]))
+    return int(gradients_util.PossibleTapeGradientTypes(tensors))
 
 
 def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -45,15 +46,3 @@ def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def set_converter(operation: Any, convert: Callable[[Any], list[Any]]) -> None:
     """Make `tf.vectorized_map` call ``convert(pfor_input)`` for an operation."""
     operation.pfor_converter = convert
-
-
-def converted(pfor_input: Any, tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return a tensor in the body of a vectorized loop, for all iterations.
-
-    The second result is True if the first axis is the iterations. `PFor.convert` would repeat the
-    tensors that are the same for all.
-    """
-    if not hasattr(tensor, "graph"):  # an eager tensor
-        return tensor, False
-    x = pfor_input.pfor._convert_helper(tensor)
-    return x.t, x.is_stacked

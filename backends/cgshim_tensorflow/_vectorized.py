@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
 from cgshim_tensorflow._forward import Pullback, operation_in_orders, unseen
-from cgshim_tensorflow._private import converted, set_converter
+from cgshim_tensorflow._private import set_converter
 
 
 def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
@@ -29,55 +29,55 @@ def _over_iterations(
     pfor_input.stack_inputs()
     tensors = [x.t for x in pfor_input.inputs]
     values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
-    every = [*values]
+    of_all = dict(zip(map(id, outputs), values, strict=True))
 
-    def keep(outputs: list[Tensor]) -> None:
-        every[:] = outputs
+    def keep(attached: list[Tensor]) -> None:
+        of_all.update(zip(map(id, outputs), attached, strict=True))
 
-    def residual(x: Tensor) -> tuple[Tensor, bool]:
-        own = [of_all for y, of_all in zip(outputs, every, strict=True) if y is x]
-        return (own[0], True) if own else converted(pfor_input, x)
+    def stacked(x: Tensor) -> Tensor | None:
+        if id(x) in of_all:
+            return of_all[id(x)]
+        is_inside = hasattr(x, "graph") and pfor_input.pfor.op_is_inside_loop(x.op)
+        return pfor_input.pfor.convert(x) if is_inside else None
 
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
-        return _gradients_over_all(pullback, outputs, upstreams, residual)
+        return _gradients_over_all(pullback, outputs, upstreams, stacked)
 
-    def transposable(*upstreams: Tensor) -> list[Tensor | None]:
-        if not call.forward_mode:
-            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-        return over_all(*upstreams)
-
-    operation_in_orders(call.name, values, over_all, transposable, sources, keep)
-    return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
+    _, orders = operation_in_orders(call.name, values, over_all, over_all, sources, keep)
+    if orders and not call.forward_mode:
+        call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+    return [
+        pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*of_all.values(), *sources]
+    ]
 
 
 def _gradients_over_all(
     pullback: Pullback,
     outputs: Sequence[Tensor],
     upstreams: Sequence[Tensor],
-    residual: Callable[[Tensor], tuple[Tensor, bool]],
+    stacked: Callable[[Tensor], Tensor | None],
 ) -> list[Tensor | None]:
-    """Return the gradients of all iterations; each residual has a flag for a row per iteration."""
-    present: list[bool] = []
+    """Return the gradients of all iterations.
 
-    def rule(*upstreams: Tensor) -> list[Tensor]:
-        gradients = pullback(*upstreams)
-        present[:] = [g is not None for g in gradients]
-        return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    ``stacked(x)`` returns a residual for all iterations, and None if all have the same one.
+    """
+
+    def rule(*upstreams: Tensor) -> list[Tensor | None]:
+        return [None if g is None else tf.convert_to_tensor(g) for g in pullback(*upstreams)]
 
     specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
     with outputs[0].graph.as_default():
         traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
-    residuals = [*map(residual, traced.captured_inputs)]
+    every = [*map(stacked, traced.captured_inputs)]
 
-    def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
-        own = iter(rows[1])
-        read = [next(own) if is_stacked else x for x, is_stacked in residuals]
+    def of_one(rows: tuple[list[Tensor], dict[int, Tensor]]) -> list[Tensor]:
+        residuals = [rows[1].get(at, x) for at, x in enumerate(traced.captured_inputs)]
         # an accumulator follows pfor's rewrite of this call, and has no rule for the call
-        return _call(traced, [*map(unseen, [*rows[0], *read])])
+        return _call(traced, [*map(unseen, [*rows[0], *residuals])])
 
-    rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
-    gradients = iter(tf.vectorized_map(of_one, rows) if any(present) else ())
-    return [next(gradients) if is_present else None for is_present in present]
+    rows = list(upstreams), {at: x for at, x in enumerate(every) if x is not None}
+    gradients = iter(tf.vectorized_map(of_one, rows) if traced.outputs else ())
+    return [None if g is None else next(gradients) for g in traced.structured_outputs]
 
 
 # --- Ops with a batching rule ---------------------------------------------------------------------

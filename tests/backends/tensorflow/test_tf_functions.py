@@ -241,10 +241,15 @@ TRANSFORMS = {
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
+ALIASES = {"Identity", "StopGradient"}
+"""TensorFlow removes them before it runs a graph"""
+
+
 @every_transform
 def test_no_more_graph_than_tf_custom_gradient(transform: Any) -> None:
     by_hand = tf.custom_gradient(seven)
-    assert not _operations(transform(square), [2, 3]) - _operations(transform(by_hand), [2, 3])
+    more = _operations(transform(square), [2, 3]) - _operations(transform(by_hand), [2, 3])
+    assert not set(more) - ALIASES
     assert (
         _operations(transform(square), [2, 3])["IdentityN"]
         == _operations(transform(by_hand), [2, 3])["IdentityN"]
@@ -266,6 +271,7 @@ def test_unknown_sizes_cost_one_small_check_for_each_gradient(transform: Any) ->
         "NoOp",
         "Const",
         *OF_SLICE,
+        *ALIASES,
     }
     assert all(more[once] <= 1 for once in ("Equal", "Assert", "Slice", "Pad"))
 
