@@ -79,8 +79,10 @@ def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]
     dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
     outputs, read, derivative = forward(f, primals[0], [t is not None for t in dots])
     pushed = derivative.tangents(read, dots, f.call.forward_mode)
-    zeros = (np.zeros(kind.shape, jax.dtypes.float0) for kind in derivative.types)
-    return outputs, [zero if t is None else t for t, zero in zip(pushed, zeros, strict=True)]
+    pairs = zip(pushed, derivative.types, strict=True)
+    return outputs, [
+        np.zeros(kind.shape, jax.dtypes.float0) if t is None else t for t, kind in pairs
+    ]
 
 
 # JAX drops a custom_jvp in a scan whose gradient is differentiated: there it finds `op`

@@ -54,8 +54,8 @@ def test_an_op_in_a_kernel(use):
         if use is gradient:
             program = traced.lower(lowering_platforms=("tpu",))
             assert "tpu_custom_call" in program.as_text()
-        else:  # the outputs pass through a primitive that gives them the batch of a vmap
-            with pytest.raises(NotImplementedError, match="cgshim_values"):
+        else:  # Pallas lowers neither custom_jvp with symbolic zeros, nor primitives of others
+            with pytest.raises(NotImplementedError):
                 traced.lower(lowering_platforms=("tpu",))
 
 
