@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -149,7 +150,7 @@ def count(number: int, noun: str) -> str:
 
 def function_name(f: Any) -> str:
     """Return a function's name for messages: a partial's function's, or an object's class's."""
-    while hasattr(f, "func"):
+    while isinstance(f, functools.partial):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))
 

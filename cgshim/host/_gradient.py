@@ -90,6 +90,7 @@ class HostPair:
     binds_as_function = True
     has_one_order = True
     """the op has no second derivative"""
+    declared_by = "host_outputs"
 
     def __init__(
         self,
@@ -112,7 +113,8 @@ class HostPair:
         }  # fmt: skip
 
         def on_host(run: Callable[..., Any], outputs: Any, name: str, **options: Any) -> Any:
-            return host_op(HostFunction(run, outputs, vectorized=vectorized, name=name, **options))
+            return host_op(HostFunction(run, outputs, vectorized=vectorized, name=name,
+                                        declared_by=self.declared_by, **options))  # fmt: skip
 
         self._forward = on_host(
             functools.partial(self._run_f, ()), outputs, name, numbers="returned"

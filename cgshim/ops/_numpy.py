@@ -163,9 +163,10 @@ def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[
         framework = name_of(backend)
         for key in options:
             if "keyword argument" in str(error) and f"'{key}'" in str(error):
+                known_to = "numpy and autograd" if framework == "numpy" else framework
                 do = _SPELLED.get(key, f"leave it out, or call {framework}'s own function")
                 raise refusal(BackendError, f"op_{name}",
-                              must=f"a keyword must be a parameter of NumPy's {name} that {framework} has",
+                              must=f"a keyword must be a parameter of NumPy's {name} known to {known_to}",
                               got=key, do=do) from error  # fmt: skip
         called_with = ", ".join(map(describe, args))
         if "?" in called_with:

@@ -79,19 +79,19 @@ def test_what_is_declared_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "name"),
     [
-        lambda: op_host(scaled, outputs="unknown"),
-        lambda: op_host(scaled, outputs="unknown", backend="numpy"),
-        lambda: op_custom_gradient(scaled, host_outputs="unknown"),
+        (lambda: op_host(scaled, outputs="unknown"), "outputs"),
+        (lambda: op_host(scaled, outputs="unknown", backend="numpy"), "outputs"),
+        (lambda: op_custom_gradient(scaled, host_outputs="unknown"), "host_outputs"),
     ],
     ids=["op_host", "of a framework", "host_outputs"],
 )
-def test_outputs_that_nobody_knows_are_refused(make: Any) -> None:
+def test_unknown_outputs_are_refused(make: Any, name: str) -> None:
     with pytest.raises(CustomGradientTypeError) as caught:
         make()
     assert str(caught.value) == (
-        "scaled: outputs must return the specs of what f returns, got 'unknown'; declare them, or call NumPy on "
+        f"scaled: {name} must return the specs of what f returns, got 'unknown'; declare them, or call NumPy on "
         "op_convert_to_numpy(x) in an op_custom_gradient without host_outputs, eagerly"
     )
 
