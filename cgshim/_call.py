@@ -368,7 +368,7 @@ class WithoutDerivative:
 
 
 def has_no_derivative(f: Any) -> bool:
-    """Return True for a `WithoutDerivative`, or a method that is one."""
+    """Return True if f is of an op without a derivative."""
     return isinstance(getattr(f, "func", f), WithoutDerivative)
 
 
