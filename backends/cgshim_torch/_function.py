@@ -59,9 +59,8 @@ def run_checked(call: Call, inputs: Sequence[Tensor]) -> Any:
 def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], result: Any) -> Any:
     """Return the output of a run of f on the detached inputs, with the gradient of its rule."""
     outputs, rule = call.read(result, seen)
-    recording = torch.is_grad_enabled()
-    variables = _variables_of(call, rule, outputs, inputs) if recording else ()
-    if not (recording and any(x.requires_grad for x in (*inputs, *variables))):
+    variables = _variables_of(call, rule, outputs, inputs) if torch.is_grad_enabled() else ()
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *variables))):
         return rule.output.combine(
             [y.detach() if y.requires_grad or any(y is x for x in inputs) else y for y in outputs]
         )
