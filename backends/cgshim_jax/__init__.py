@@ -1,8 +1,8 @@
 """JAX, by `jax.custom_vjp` and `jax.custom_jvp`.
 
 - A call that nothing differentiates is f.
-- Where all values are known, f and its rule are ordinary Python functions (`_eager`).
-- In jit, and in derivatives of batches, f and its rule become jaxprs (`_traced`).
+- Otherwise f and its rule run as Python functions (`_eager`), on values or on tracers of jit.
+- An f that captures tracers, and its rule, become jaxprs (`_traced`).
 
 A differentiated call is one `jax.custom_vjp` (`_op`). vmap, jit, scan, shard_map and checkpoint are
 JAX's own.
@@ -159,6 +159,12 @@ def vjp(
     return outputs, gradients
 
 
+def jvp(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
+) -> tuple[Sequence[Array], Sequence[Array]]:
+    return jax.jvp(lambda *xs: list(fn(*xs)), list(inputs), list(tangents))  # type: ignore[no-any-return]
+
+
 def vjp_of_rules(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
@@ -197,9 +203,3 @@ def version_limits() -> list[str]:
         for limit in limits
         if jax.__version_info__ < newer
     ]
-
-
-def jvp(
-    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
-) -> tuple[Sequence[Array], Sequence[Array]]:
-    return jax.jvp(lambda *xs: list(fn(*xs)), list(inputs), list(tangents))  # type: ignore[no-any-return]

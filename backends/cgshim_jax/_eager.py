@@ -1,10 +1,7 @@
-"""Calls whose f runs as a Python function: where all values are known, and where vmap maps f.
+"""Calls whose f runs as a Python function; `_traced` has the calls whose f captures tracers.
 
-A first derivative of known values calls the grad_fn that f returned: nothing is traced, and grad_fn
-may branch on values. In higher derivatives f runs on the tracers of the outer derivatives. So its
-residuals are connected by f's own operations, and grad_fn is rebuilt around the op's outputs.
-
-Calls in jit, and derivatives of batches, become jaxprs (`_traced`).
+Around known values nothing is traced: f and grad_fn may branch on them. The rule is rebuilt around
+the tensors that it reads, which are the op's own outputs and arguments if it reads these.
 """
 
 from __future__ import annotations
@@ -22,10 +19,9 @@ from cgshim.backend import (
     describe,
     tensors_inside,
 )
-from cgshim_jax._op import Run, error_of, push_by
+from cgshim_jax._op import Run, error_of, pull_by, push_by
 from cgshim_jax._tensors import (
     Array,
-    conjugate,
     is_connected,
     is_differentiable,
     is_tensor,
@@ -33,7 +29,7 @@ from cgshim_jax._tensors import (
     typeof,
     value_of,
 )
-from cgshim_jax._traced import TracedOp
+from cgshim_jax._traced import TracedOp, not_called
 
 
 class EagerOp:
@@ -70,23 +66,18 @@ def _functions_of(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return ``pull`` and ``push`` of a run; grad_fn closes over the first count residuals."""
     types, input_types, variables = [*map(typeof, outputs)], [*map(typeof, args)], call.variables
-    empty = rule.with_grad_fn(_no_grad_fn)  # JAX keeps the two functions
+    empty = rule.with_grad_fn(not_called)  # JAX keeps the two functions
 
     def pull(read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         bound = empty.with_grad_fn(rebuild(read[:count]))
         inputs = read[count : count + len(input_types)] if bound.needs_inputs else input_types
-        gradients, _ = bound(inputs, [*map(conjugate, upstreams)], variables, bound.needed)
-        return [None if g is None else conjugate(g) for g in gradients]
+        return pull_by(bound, inputs, upstreams, variables)[: len(input_types)]
 
     def push(read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
         bound = empty.with_grad_fn(rebuild(read[:count]))
         return push_by(bound, tangents, input_types, types)
 
     return pull, None if rule.jvp_fn is None else push
-
-
-def _no_grad_fn(*_: Any) -> Any:
-    raise AssertionError("grad_fn has no residuals yet")
 
 
 def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception | None:

@@ -1,7 +1,7 @@
 """An op of JAX: a `jax.custom_vjp` whose forward pass runs f and whose backward pass calls its rule.
 
-`op` is the call. `op_in_both_modes` is the call of an op that promises forward mode: a
-`jax.custom_jvp` around it, whose tangent is a linear map with the rule as its transpose.
+`op` is the call. `op_in_both_modes` is the call of an op that promises forward mode, or in a program:
+a `jax.custom_jvp` around it, whose tangent is a linear map with the rule as its transpose.
 
 Both take an object whose ``run(args, needed)`` runs f for derivatives by the needed args. `EagerOp`
 runs f as a Python function, and `TracedOp` as a jaxpr.
@@ -21,14 +21,12 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.tree_util import Partial
 
-from cgshim.backend import (
-    CustomGradientError,
-    subvals,
-)
+from cgshim.backend import CustomGradientError, subvals
 from cgshim_jax._linear import linear_map, transpose, with_tangents, without_tangents
 from cgshim_jax._tensors import (
     Array,
     as_tensor,
+    conjugate,
     fresh_constant,
     is_differentiable,
     is_tracer,
@@ -244,6 +242,14 @@ class Derivative:
             refusal = error_of(call.refuse, *_OTHER_RESIDUALS)
             return tangents_that_raise(refusal, values, primals, vectors)
         return tangents  # type: ignore[no-any-return]
+
+
+def pull_by(
+    rule: Any, inputs: Sequence[Array], upstreams: Sequence[Array], variables: Sequence[Array]
+) -> list[Array | None]:
+    """Return the gradients of the inputs and the variables, conjugated as JAX has them."""
+    of_inputs, of_variables = rule(inputs, [*map(conjugate, upstreams)], variables, rule.needed)
+    return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
 
 def push_by(

@@ -1,6 +1,4 @@
-"""JAX: NumPy's functions are those of jax.numpy, and SciPy's special ones those of
-jax.scipy.special.
-"""
+"""JAX: NumPy's functions from jax.numpy, and SciPy's special functions from jax.scipy.special."""
 
 from __future__ import annotations
 

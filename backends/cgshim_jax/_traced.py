@@ -16,10 +16,9 @@ from jax.extend.core import Literal
 from jax.lax import stop_gradient
 
 from cgshim.backend import Call, Rule, closure_convert, is_in_rule, refuse_captured_tangent, subvals
-from cgshim_jax._op import Run, error_of, push_by
+from cgshim_jax._op import Run, error_of, pull_by, push_by
 from cgshim_jax._tensors import (
     Array,
-    conjugate,
     is_differentiable,
     is_tracer,
     typeof,
@@ -67,9 +66,7 @@ class TracedOp:
         types, input_types = [*map(typeof, outputs)], [*map(typeof, inputs)]
 
         def pull(*upstreams: Array) -> list[Array | None]:
-            upstreams = tuple(map(conjugate, upstreams))
-            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
-            return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
+            return pull_by(rule, inputs, upstreams, variables)
 
         def push(*of_inputs: Array) -> list[Array]:
             return push_by(rule, of_inputs, input_types, types)
@@ -113,7 +110,7 @@ class TracedOp:
         inputs, captured, state = self.args[: self.count], self.args[self.count :], self.state()
         errors = [error_of(self._refuse_undeclared, x, state, inputs) for x in captured]
         self.errors = [*[None] * self.count, *errors]
-        self.call = Call(self.call.arguments, _no_f, {}, forward_mode=self.call.forward_mode,
+        self.call = Call(self.call.arguments, not_called, {}, forward_mode=self.call.forward_mode,
                          once_differentiable=self.call.once_differentiable)  # fmt: skip
         self.f.tracers = []
         del self.args, self.rule
@@ -151,8 +148,9 @@ def trace_with_captured(
     return traced, traced.take_args()
 
 
-def _no_f(*_: Any) -> Any:
-    raise AssertionError("f is traced")
+def not_called(*_: Any) -> NoReturn:
+    """Stand for an f that is traced already, or for a grad_fn without its residuals."""
+    raise AssertionError
 
 
 # --- Functions as jaxprs --------------------------------------------------------------------------
