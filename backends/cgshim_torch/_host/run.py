@@ -23,8 +23,8 @@ from cgshim.backend import (
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors, _trees as trees
 from cgshim_torch._functorch import take_as_constant
+from cgshim_torch._host._private import below_autograd, len_dispatch_stack, tags_of_host
 from cgshim_torch._host.names import call_of, over
-from cgshim_torch._host.private import below_autograd, len_dispatch_stack, tags_of_host
 from cgshim_torch._private import forward_ad, functorch, is_transformed
 
 _CPU = torch.device("cpu")
