@@ -7,6 +7,7 @@ attaches a rule that closes over only tensors and numbers. Every other call cont
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -37,15 +38,14 @@ class PlainCalls:
         call = self.call.with_f(f, options)
         if is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
-        inputs, differentiated = args, False
-        if torch.is_grad_enabled():
-            inputs = [x.detach() if x.requires_grad else x for x in args]
-            differentiated = any(x.requires_grad for x in args)
+        recording = torch.is_grad_enabled()
+        inputs = [x.detach() if x.requires_grad else x for x in args] if recording else args
         result = run_checked(call, inputs)
         signature = self.signature_of(result, inputs)
         if signature is None:
             return attach_to(call, args, inputs, result)
-        return self.attach(call, signature, args, inputs, *result) if differentiated else result[0]
+        is_constant = all(map(operator.is_, inputs, args))
+        return result[0] if is_constant else self.attach(call, signature, args, inputs, *result)
 
     def attach(
         self,
