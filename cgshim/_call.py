@@ -62,17 +62,8 @@ class Call:
     """
 
     __slots__ = (
-        "_constants",
-        "arguments",
-        "backend",
-        "f",
-        "forward_mode",
-        "name",
-        "needed",
-        "once_differentiable",
-        "options",
-        "takes_needs_input_grad",
-        "variables",
+        "_constants", "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable",
+        "options", "takes_needs_input_grad", "variables",
     )  # fmt: skip
     # how to check f's result, how to call grad_fn, and which class wraps it
     pair: ClassVar[Any] = staticmethod(checked_pair)
@@ -132,11 +123,12 @@ class Call:
         """The ids of cells and objects that are older than the run of f, and so are no residuals."""
         if self._constants is not None:
             return self._constants
-        known = self._constants = {id(getattr(self.f, "__self__", None))}
+        known = {id(getattr(self.f, "__self__", None))}
         if cells := getattr(getattr(self.f, "__func__", self.f), "__closure__", None):
             known.update(map(id, cells))
         if self.options or not self.arguments.are_tensors:
             known.update(map(id, self.static))
+        self._constants = known  # last: threads share a call
         return known
 
     @property
