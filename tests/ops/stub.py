@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import compare
 import numpy as np
 
+from cgshim import ops
 from cgshim.ops import _numpy
 
 HEAD = '''\
@@ -19,20 +22,11 @@ HEAD = '''\
 from collections.abc import Sequence
 from typing import Any
 
-from cgshim.ops._control import cond as cond, scan as scan, while_loop as while_loop
-from cgshim.ops._tensors import (
-    cast as cast,
-    convert_to_numpy as convert_to_numpy,
-    convert_to_tensor as convert_to_tensor,
-    dtype as dtype,
-    index_add as index_add,
-    is_tensor as is_tensor,
-    shape as shape,
-    stop_gradient as stop_gradient,
-    sum_to_shape as sum_to_shape,
-    tree_map as tree_map,
-)
 '''
+_IMPORTS = re.compile(
+    r"^from cgshim\.ops\.(?:_control|_tensors) import (?:\([^)]*\)|.*)", re.MULTILINE
+)
+"""the imports of the functions that cgshim.ops has beside NumPy's"""
 OWN = ("shape",)
 """cgshim's own, with another docstring than NumPy's"""
 SPACES = ("linalg", "fft", "special")
@@ -71,7 +65,7 @@ def names_of(page: str) -> list[str]:
 
 def stub(page: str) -> str:
     names = dict.fromkeys(name for name in names_of(page) if name not in OWN)
-    lines = [HEAD]
+    lines = [HEAD, *_IMPORTS.findall(Path(ops.__file__ or "").read_text())]
     for space in SPACES:
         lines += ["", f"class _{space.title()}:"]
         own = [name for name in names if name.startswith(f"{space}.")]
