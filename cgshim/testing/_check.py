@@ -122,10 +122,7 @@ def check_gradients(
     if order is None:
         order = 2
         if isinstance(fn, CustomGradient):
-            f = fn.held_function
-            f = getattr(
-                getattr(f, "__func__", f), "__self__", f
-            )  # a method on the host is one of f's
+            f = (fn._bound or fn).held_function  # of a method: what binds
             order = 1 if fn.once_differentiable or hasattr(f, "has_one_order") else 2
     demanded = modes is not None or isinstance(fn, CustomGradient)
     modes = _known(op, _default_modes(fn, args) if modes is None else modes, order)
