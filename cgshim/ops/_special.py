@@ -1,4 +1,4 @@
-"""Functions that NumPy lacks: SciPy's special functions, and those of jax.nn and jax.lax."""
+"""Functions that NumPy lacks: SciPy's special functions, and functions of jax.nn and jax.lax."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ def _square(of_x: Callable[..., Tensor], takes_needs_input_grad: bool) -> Callab
 def needed_in_every_order(
     framework: Framework, of_x: Callable[..., Tensor], takes_needs_input_grad: bool
 ) -> None:
-    """Each order needs other arguments; the numbers equal those of an op that skips nothing."""
+    """Each order needs other arguments; the numbers are an op's that skips nothing."""
     x, y, one = framework.tensors((2.0, 3.0, 1.0))
     op = _square(of_x, takes_needs_input_grad)
 
