@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # with JAX_COMPILATION_CACHE_DIR every program is kept: half of them are an earlier test's
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # inductor's other processes, and its trials of vector instructions, import torch for seconds
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     config.pluginmanager.register(gpus)
     config.pluginmanager.register(pairwise)
 

@@ -10,7 +10,6 @@ import os
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from cgshim import BackendError, op_custom_gradient, op_value_and_grad, ops
 
@@ -26,6 +25,8 @@ def stretched(x):
 
 
 def data():
+    from sklearn.datasets import load_digits  # 3 s, which only these tests take
+
     x, labels = load_digits(return_X_y=True)
     count = len(x) // BATCH * BATCH
     return (x[:count] / 16).astype("float32"), np.eye(CLASSES, dtype="float32")[labels[:count]]

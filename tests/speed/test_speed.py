@@ -25,8 +25,9 @@ def pytest_generate_tests(metafunc):
 
 def test_an_op_compiles_to_what_it_compiles_to_by_hand(compiled, case):
     use, op, by_hand, other = case
-    assert compiled(use(op)) == compiled(use(by_hand))
-    assert compiled(use(op)) != compiled(use(other)), "the comparison sees nothing"
+    of_op = compiled(use(op))
+    assert of_op == compiled(use(by_hand))
+    assert of_op != compiled(use(other)), "the comparison sees nothing"
 
 
 @pytest.mark.parametrize(
