@@ -110,14 +110,21 @@ def test_hessian_without_a_promise(name):
 @pytest.mark.parametrize("name", LINEAR)
 def test_what_is_seen_to_be_linear_needs_no_promise_in_a_hessian(name, compiler):
     rule = LINEAR[name]
-    transposed = jax.vjp(lambda u: rule(u, X), V)[1](V)[0]
-    np.testing.assert_allclose(
-        compiler(lambda x: jax.jvp(op_of(rule, True), (x,), (V,))[1])(X), transposed, rtol=1e-6
-    )
     loss, promised_loss = (loss_of(op_of(rule, promised)) for promised in (False, True))
-    expected = jax.jit(jax.jacrev(jax.jacrev(loss)))(X)
-    for each in loss, promised_loss:
-        hessian = compiler(jax.hessian(each))(X)
+
+    @jax.jit
+    def by_transposition(x):
+        return jax.vjp(lambda u: rule(u, x), V)[1](V)[0], jax.jacrev(jax.jacrev(loss))(x)
+
+    @compiler
+    def found(x):
+        tangent = jax.jvp(op_of(rule, True), (x,), (V,))[1]
+        return tangent, jax.hessian(loss)(x), jax.hessian(promised_loss)(x)
+
+    transposed, expected = by_transposition(X)
+    tangent, *hessians = found(X)
+    np.testing.assert_allclose(tangent, transposed, rtol=1e-6)
+    for hessian in hessians:
         np.testing.assert_allclose(hessian, expected, rtol=1e-6, atol=1e-9)
 
 
