@@ -764,9 +764,9 @@ def rule_on_host(x: Any) -> Any:
 IN_ANOTHER_PROCESS = """
 import sys, numpy as np, tensorflow as tf, cgshim
 double = cgshim.op_host(lambda x, *more: 2 * x, outputs=lambda x, *more: x, name="double")
-tf.function(lambda x: [double(x) for _ in range(2000)]).get_concrete_function(tf.constant([1.0]))
-tf.function(lambda x: [double(x, x) for _ in range(1000)]).get_concrete_function(tf.constant([1.0]))
-x, f, other = tf.constant([0.1, 0.2]), *[tf.saved_model.load(at).f for at in sys.argv[1:]]
+numbers, *models = sys.argv[1:]
+tf.function(lambda x: [double(x) for _ in range(int(numbers))]).get_concrete_function(tf.constant([1.0]))
+x, f, other = tf.constant([0.1, 0.2]), *[tf.saved_model.load(at).f for at in models]
 def gradient():
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -788,10 +788,17 @@ def test_saved_model_in_another_process(tmp_path: Any) -> None:
     tf.saved_model.save(_module(sin), both, options=options)
     assert np.allclose(tf.saved_model.load(both).f(tf.constant(X)), np.sin(X))
     tf.saved_model.save(_module(rule_on_host), rule)
-    program = [sys.executable, "-c", IN_ANOTHER_PROCESS, both, rule]
+    program = [sys.executable, "-c", IN_ANOTHER_PROCESS, _next_number(), both, rule]
     found = subprocess.run(program, capture_output=True, text=True)
     expected = ": a function on the host stays in its process, got a graph of another process; save"
     assert found.stdout.count(f"double{expected}") >= 2, found.stderr[-1000:]
+
+
+def _next_number() -> str:
+    """Return a number that no graph of this process has given a Python function yet."""
+    graph = function(lambda x: sin(x)).get_concrete_function(tf.TensorSpec([3])).graph
+    (operation,) = (op for op in graph.get_operations() if op.type == "PyFuncStateless")
+    return str(operation.get_attr("token").decode().rpartition("_")[2])
 
 
 # --- Elsewhere ------------------------------------------------------------------------------------
