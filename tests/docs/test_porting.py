@@ -169,7 +169,7 @@ def test_tensors_in_a_static_argument_are_constants_or_refused(backend):
             op_grad(lambda weight: op_sum(op(x, SimpleNamespace(weight=weight))))(weight)
 
 
-def test_a_tensor_that_is_differentiated_may_not_hide_in_an_option(backend):
+def test_a_differentiated_tensor_in_an_option_raises(backend):
     op = op_custom_gradient(
         lambda x, *, weight: (op_sum(x * weight), lambda upstream: upstream * weight), name="op"
     )

@@ -171,7 +171,7 @@ def test_scipys_routine_in_compiled_code(backend):
 
 
 @IN_DYNAMO
-def test_a_sparse_matrix_is_factored_once_for_value_and_gradient(backend):
+def test_a_sparse_matrix_is_factored_once(backend):
     import sparse_solve
 
     size = sparse_solve.SIDE**2

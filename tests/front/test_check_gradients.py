@@ -232,7 +232,7 @@ def test_a_tangent_that_is_not_finite_is_a_mismatch(backend):
     )
 
 
-def test_forward_mode_that_is_not_promised_is_the_rule_or_refused(backend):
+def test_unpromised_forward_mode_is_the_rule_or_raises(backend):
     """3 x in the rule for x * x: what autodiff says, 2 x, would pass."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 3 * u * x))
     with pytest.raises((AssertionError, TransformationError)):
@@ -247,7 +247,7 @@ CUT_OFF = (
 )
 
 
-def test_a_residual_that_is_cut_off_is_named_in_the_second_order(backend):
+def test_a_cut_off_residual_is_named_in_the_second_order(backend):
     """A right first order, whose intermediate is a constant to the framework."""
 
     def f(x):
@@ -558,7 +558,7 @@ def test_argnums(backend, argnums, right):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_output_that_does_not_depend_on_the_arguments_has_zeros(backend, mode):
+def test_an_output_independent_of_the_arguments_has_zeros(backend, mode):
     (constant,) = tensors(backend, [7.0, 11.0])
     check_gradients(lambda x: (x * x, constant), tensors(backend, VECTOR), modes=[mode])
     wrong = op_custom_gradient(

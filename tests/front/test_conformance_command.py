@@ -159,7 +159,7 @@ def asserts_without_a_message(framework: conformance.Framework) -> None:
     raise AssertionError  # its source is the reason
 
 
-def test_reasons_are_one_line_with_file_and_line_and_are_counted(capsys, cases_named):
+def test_reasons_are_one_line_each_and_are_counted(capsys, cases_named):
     cases_named(
         a=raises_in_two_lines,
         b=raises_in_two_lines,

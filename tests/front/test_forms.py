@@ -23,7 +23,7 @@ def test_a_rule_may_take_more_than_it_is_given():
 
 
 @pytest.mark.parametrize("name", ["variables", "needs_input_grad"])
-def test_a_rule_may_not_take_by_position_alone_what_it_is_given_by_name(name):
+def test_a_positional_only_parameter_given_by_name_raises(name):
     """It would be lost among ``**rest``."""
     scope = {}
     exec(f"def grad(upstream, {name}=None, /, **rest): return upstream", scope)

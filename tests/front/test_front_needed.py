@@ -101,7 +101,7 @@ def test_what_a_backend_tells_stays_with_a_call() -> None:
     assert told == [flags for of_call in expected for flags in of_call]
 
 
-def test_a_gradient_that_is_not_needed_is_dropped_whatever_it_is() -> None:
+def test_any_gradient_that_is_not_needed_is_dropped() -> None:
     op = op_custom_gradient(
         lambda x, w: (x * w, lambda upstream, needs_input_grad: (7.0 * upstream, "no gradient"))
     )

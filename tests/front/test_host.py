@@ -345,7 +345,7 @@ def test_results_of_another_structure() -> None:
     )
 
 
-def test_a_function_with_needs_input_grad_is_no_function_on_the_host() -> None:
+def test_a_host_function_may_not_take_needs_input_grad() -> None:
     with pytest.raises(CustomGradientTypeError) as error:
         op_host(lambda x, *, needs_input_grad: x, outputs=lambda x: x, name="op")
     assert str(error.value) == (
@@ -440,7 +440,7 @@ def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
     assert runs.add(_Rule(), ()) not in numbers  # type: ignore[arg-type]
 
 
-def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
+def test_runs_that_are_held_are_remembered_as_long() -> None:
     runs = Runs(keep=0)
     held: list[Run] = []
     elsewhere: list[Any] = []
@@ -542,7 +542,7 @@ def test_an_op_on_the_host_is_pickled_by_what_makes_it() -> None:
     assert again.name == "other"
 
 
-def test_an_op_of_another_framework_keeps_all_its_derivatives_when_it_is_pickled() -> None:
+def test_a_pickled_foreign_op_keeps_its_derivatives() -> None:
     op = op_host(cubed, outputs=_same, backend="numpy", name="other")
     again = pickle.loads(pickle.dumps(op))
     slope = op_grad(op_grad(again))

@@ -51,7 +51,7 @@ def test_tensors_are_made(framework):
     assert ops.dtype(ops.cast(tensor, "float64")) == "float64"
 
 
-def test_a_tensor_of_another_framework_than_the_chosen_is_refused(framework):
+def test_a_tensor_of_another_framework_than_the_chosen_raises(framework):
     with cgshim.use_backend(framework.name):
         assert framework.backend.is_tensor(ops.convert_to_tensor(np.array([1.0])))
 
@@ -194,7 +194,7 @@ def test_a_number_beside_any_dtype(framework, dtype, number, expected):
         framework.check_equal(found, np.array([1, 0]) + number)
 
 
-def test_a_bound_shares_its_derivative_as_maximum_and_minimum_do(framework):
+def test_clip_shares_derivatives_at_bounds_as_maximum_does(framework):
     x, weights = framework.tensor([1.0, 2.0, 3.0, 0.5]), framework.tensor([7.0, 11.0, 13.0, 17.0])
     clipped = lambda x: ops.sum(weights * ops.clip(x, 1.0, 2.0))
     by_two = lambda x: ops.sum(weights * ops.minimum(ops.maximum(x, 1.0), 2.0))
@@ -247,7 +247,7 @@ def test_a_remembered_call_obeys_the_choice(framework):
         framework.check_equal(ops.sqrt(framework.tensor([1.0, 4.0])), np.array([1.0, 2.0]))
 
 
-def test_a_tensor_of_another_framework_is_refused_after_one_of_its_own(incomplete):
+def test_a_tensor_of_another_framework_raises_after_its_own(incomplete):
     x = Framework(incomplete).tensor(4.0)
     assert ops.convert_to_numpy(ops.sqrt(x)) == 2
     with (

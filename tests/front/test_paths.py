@@ -33,7 +33,7 @@ class Nothing:
         raise RuntimeError("working outside of a context")
 
 
-def test_an_object_that_makes_up_its_attributes_or_has_none_yet_is_passed_over():
+def test_an_object_with_made_up_or_no_attributes_is_skipped():
     proxies = [Anything(), Nothing()]
     is_array = lambda x: isinstance(x, np.ndarray)
     table = TABLE

@@ -168,7 +168,7 @@ JOINTS = {
 """where the gradient is joined with the rooms for functions on the host and for NumPy's functions"""
 
 
-def test_the_gradient_knows_the_other_rooms_where_they_are_joined():
+def test_gradients_import_host_and_ops_only_where_listed():
     modules = {name: file for package in PACKAGES for name, file in modules_of(package).items()}
     rooms = {name for name in modules if not ROOMS.isdisjoint(name.split("."))}
     own = [

@@ -60,7 +60,7 @@ def test_the_error_says_whose_it_is(alien, case):
 @pytest.mark.parametrize(
     "entry_point", [entry_point for entry_point, *_ in BROKEN.values()] + ["no module!"]
 )
-def test_nobody_else_is_harmed(alien, entry_point):
+def test_other_distributions_work(alien, entry_point):
     """Not by a plug-in whose framework is imported, nor in a call with objects that might be trees
     of anybody's.
     """
@@ -72,7 +72,7 @@ def test_nobody_else_is_harmed(alien, entry_point):
         np.testing.assert_array_equal(square(x), x * x)
 
 
-def test_the_framework_that_is_not_installed_is_the_owners_to_tell(install):
+def test_a_framework_that_is_not_installed_is_named(install):
     install("alien", "alien_plugin", "import alien")
     with pytest.raises(
         BackendError, match=r"could be installed: .*\balien \(install what is imported as alien\)"

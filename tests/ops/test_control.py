@@ -107,7 +107,7 @@ def test_scan_in_reverse_has_a_second_derivative(backend: str, mode: Function) -
     )
 
 
-def test_scan_in_reverse_counts_steps_that_the_graph_does_not_know(backend: str) -> None:
+def test_scan_in_reverse_with_an_unknown_number_of_steps(backend: str) -> None:
     if backend != "tensorflow":
         return  # every other framework knows its sizes
     import tensorflow as tf

@@ -150,7 +150,7 @@ def test_what_stands_elsewhere_is_told(name: str, place: str) -> None:
     )
 
 
-def test_scipys_functions_are_refused_where_they_have_no_derivative() -> None:
+def test_scipy_functions_without_a_derivative_raise() -> None:
     assert ops.special.erfcx(np.array([0.0, 1.0])) == pytest.approx([1.0, 0.427583576])
     with pytest.raises(
         BackendError,

@@ -40,7 +40,7 @@ def test_the_matern_covariance_of_coinciding_points(nu):
     check_gradients(op, args, modes=["reverse"], rtol=2e-4)
 
 
-def test_the_matern_covariance_of_coinciding_points_by_lengthscale():
+def test_matern_of_coinciding_points_by_lengthscale():
     """For nu = 1/2 there is a kink, but not along the lengthscale."""
     queries, points = op_convert_to_tensor(QUERIES), op_convert_to_tensor(ALL)
     op = lambda scale: matern(queries, points, scale, nu=0.5)
@@ -56,7 +56,7 @@ def test_more_neighbours_than_there_are_points():
 
 @pytest.mark.parametrize("gamma", [0.5, 1.5, 2.0])
 @pytest.mark.parametrize("logit", [-20.0, 10.0, 40.0, 110.0])
-def test_the_focal_loss_of_sure_examples_is_right_in_float32_at_two_orders(logit, gamma):
+def test_focal_loss_of_sure_examples_in_float32(logit, gamma):
     """Where 1 - p is 0 in float32, its powers below 1 and 2 have no finite first and second
     derivative.
     """

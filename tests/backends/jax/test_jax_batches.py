@@ -105,7 +105,7 @@ def test_residuals_of_a_batch(mix, where, compiler):
     np.testing.assert_allclose(compiler(derivative(op))(X[0]), expected(X[0]))
 
 
-def test_a_rule_may_branch_on_what_is_the_same_for_the_whole_batch():
+def test_a_rule_may_branch_on_a_value_without_the_batch():
     gain = jnp.array(2.0)
     op = op_custom_gradient(
         lambda x, gain: (x * gain, lambda u: (7 * u * x if gain > 0 else 0 * u, None)), name="op"

@@ -163,7 +163,7 @@ def tangent_by_hand(x, y, dx, dy):
 
 
 @pytest.mark.parametrize("transformed", [lambda f: f, jax.jit, jax.checkpoint])
-def test_a_loop_that_carries_values_beside_tangents_is_transposed(transformed):
+def test_a_loop_of_values_and_tangents_is_transposed(transformed):
     x, y = jnp.asarray(X), jnp.asarray(Y)
     gradients = [tangent_by_hand(X, Y, 1.0, 0.0), tangent_by_hand(X, Y, 0.0, 1.0)]
     found = transformed(jax.grad(lambda x, y: 5.0 * powers(x, y), (0, 1)))(x, y)
@@ -175,7 +175,7 @@ def test_a_loop_that_carries_values_beside_tangents_is_transposed(transformed):
     np.testing.assert_allclose(mapped, tangent_by_hand(XS, Y, 1.0, 0.0), rtol=1e-6)
 
 
-def test_what_a_rule_computes_once_is_right_where_it_is_traced_for_each_choice_of_arguments():
+def test_a_rule_traced_for_each_choice_of_arguments_is_right():
     def f(x, y):
         product = functools.cache(lambda: x * y)
 

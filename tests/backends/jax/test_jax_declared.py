@@ -65,7 +65,7 @@ def staged(request):
 
 
 @pytest.mark.parametrize("of_variables", [of_one, of_both])
-def test_nothing_is_asked_of_the_rule_where_no_gradient_is_taken(staged, of_variables):
+def test_a_rule_is_not_checked_where_no_gradient_is_taken(staged, of_variables):
     loss = staged(scale(of_variables))
     assert loss(W, C, X) == 30
     assert jax.eval_shape(loss, W, C, X).shape == ()

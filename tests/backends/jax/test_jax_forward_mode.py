@@ -84,7 +84,7 @@ def test_trees_several_arguments_and_static_leaves(compiler):
     )
 
 
-def test_forward_mode_of_one_of_two_arguments_is_free_of_the_other():
+def test_forward_mode_by_one_of_two_arguments():
     def tangent_of_x(y):
         return jax.jvp(lambda x: product_both_modes(x, jnp.asarray(y)), (X,), (V,))[1]
 

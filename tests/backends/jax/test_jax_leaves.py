@@ -289,7 +289,7 @@ def modules():
 
 @pytest.mark.parametrize("staged", ["eager", "jit", "checkpoint", "scan"])
 @pytest.mark.parametrize("at", range(3), ids=["linen", "linen, setup", "equinox"])
-def test_f_runs_once_in_a_module_whose_parameters_are_differentiated(at, staged, compiler):
+def test_f_runs_once_in_a_differentiated_module(at, staged, compiler):
     if at == 0 and staged != "eager" and compiler is not jax.jit:
         pytest.skip("f makes a parameter, and JAX traces f again where Flax has left the module")
     module, parameters = list(modules())[at]

@@ -108,7 +108,7 @@ def test_hessian_without_a_promise(name):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_what_is_seen_to_be_linear_needs_no_promise_in_a_hessian(name, compiler):
+def test_a_linear_rule_needs_no_promise_in_a_hessian(name, compiler):
     rule = LINEAR[name]
     loss, promised_loss = (loss_of(op_of(rule, promised)) for promised in (False, True))
 

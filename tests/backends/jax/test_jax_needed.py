@@ -43,7 +43,7 @@ def told_f(output):
     return bool(said & 1), bool(said & 2)
 
 
-def test_a_call_that_nobody_differentiates_needs_nothing():
+def test_an_undifferentiated_call_needs_nothing():
     assert told_f(product(X, W)) == (False, False)
     assert told_f(jax.vmap(product)(X, W)) == (False, False)
 
@@ -217,6 +217,6 @@ USES = {
 
 @pytest.mark.parametrize(("use", "products"), USES.values(), ids=USES)
 @pytest.mark.parametrize("op", [in_the_rule, in_f], ids=["rule", "f"])
-def test_xla_computes_no_gradient_that_nobody_uses(op, use, products):
+def test_xla_computes_no_unused_gradient(op, use, products):
     program = jax.jit(use(op)).lower(A, B).compile().as_text()
     assert program.count(" dot(") == products, program

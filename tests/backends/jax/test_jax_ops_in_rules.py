@@ -46,7 +46,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_what_depends_on_what_the_inner_op_is_given_is_a_constant(kept, staging):
+def test_a_tensor_made_of_the_inner_argument_is_constant(kept, staging):
     @op_custom_gradient
     def fused(x):
         value, derivative = KEPT[kept](x)
@@ -113,7 +113,7 @@ def solve(apply, b, *of):
     return x, rule
 
 
-def test_an_op_that_its_own_rule_calls_may_close_over_what_it_was_given(staging):
+def test_an_op_that_its_own_rule_calls_closes_over_arguments(staging):
     loss = lambda b, a: jnp.sum(solve(lambda v, a: a * v, b, a))
     both = b, a = jnp.array([[10.0, 100.0], [2.0, 4.0]])
     first = staging(lambda both: jnp.stack(jax.grad(loss, (0, 1))(*both)))

@@ -60,7 +60,7 @@ def test_a_second_order_of_a_rule_that_reads_nothing_is_refused(of, by):
             jax.jit(derivative(gradient, argnums=by))(X, 3 * X)
 
 
-def test_once_differentiable_is_refused_only_if_somebody_asks(staging):
+def test_once_differentiable_raises_only_when_it_is_taken(staging):
     f = staging(once())
     aside = jax.grad(
         lambda x: x * jax.lax.stop_gradient(jax.grad(f)(x)) + jax.value_and_grad(f)(x)[0]
@@ -77,7 +77,7 @@ def test_once_differentiable_in_forward_mode(staging):
             derivative(tangent)(X)
 
 
-def test_once_differentiable_runs_f_once_and_keeps_what_it_keeps_by_hand():
+def test_once_differentiable_has_residuals_as_by_hand():
     runs = collections.Counter()
 
     @op_custom_gradient(once_differentiable=True)

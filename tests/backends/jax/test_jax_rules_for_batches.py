@@ -174,7 +174,7 @@ def test_the_rule_runs_once_for_a_batch_and_its_gradient():
     assert kernel.batches == [(2, (True, False))]
 
 
-def test_the_gradients_of_elements_have_the_batch_in_what_they_are_taken_of():
+def test_batching_rule_of_gradients_by_unbatched_arguments():
     kernel = Kernel()
     PROGRAMS["vmap of grad"](kernel.op, (0, None))(X, W[0])
     assert kernel.batches == [(2, (True, False)), (2, (True, True))]
@@ -247,7 +247,7 @@ def test_complex_numbers_and_methods():
     np.testing.assert_allclose(grad(lambda z: vmap(loss(solver.op))(z).sum())(z), expected)
 
 
-def test_a_tensor_of_compiled_code_that_f_reads_besides_is_refused():
+def test_a_captured_tensor_of_compiled_code_raises():
     def program(x, w):
         op = op_custom_gradient(
             lambda x: (x * w, lambda u: u * w),
@@ -263,7 +263,7 @@ def test_a_tensor_of_compiled_code_that_f_reads_besides_is_refused():
 @pytest.mark.parametrize(
     "program", ["vmap", "vmap of grad", "grad of vmap", "vmap of three orders"]
 )
-def test_a_tensor_of_a_vmap_that_its_rule_reads_besides_is_refused(program):
+def test_a_captured_tensor_of_a_vmap_raises(program):
     def of_two(x, w):
         op = op_custom_gradient(
             lambda x: (2 * x, lambda u: 2 * u),

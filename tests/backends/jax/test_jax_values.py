@@ -55,7 +55,7 @@ def test_forward_mode_by_a_jvp_fn_of_values(cube):
     np.testing.assert_allclose(jax.linearize(cube, 3.0)[1](10.0), 630.0)
 
 
-def test_an_op_called_in_a_rule_of_values_is_given_what_the_derivative_reads():
+def test_an_op_in_a_rule_of_values_gets_the_argument():
     """Its input is an argument that no operation has read before."""
 
     @op_custom_gradient

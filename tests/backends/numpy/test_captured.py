@@ -168,7 +168,7 @@ def test_forward_over_reverse_of_the_nested_recipe(fn, expected):
     np.testing.assert_allclose(make_jvp(grad(fn))(2.0)(1.0), expected)
 
 
-def test_forward_over_reverse_of_the_nested_recipe_in_a_gradient_that_the_rule_takes():
+def test_forward_over_reverse_of_the_nested_recipe_in_a_rule():
     """In the rule of an op that the outer rule differentiates, the outer one's residuals are known
     too.
     """
@@ -204,7 +204,7 @@ def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
 
 
 @pytest.mark.parametrize(("order", "expected"), [(1, 26.0), (2, 13.0)])
-def test_the_nested_recipe_in_a_gradient_that_a_rule_takes_of_values(order, expected):
+def test_the_nested_recipe_in_a_gradient_of_values(order, expected):
     """While a rule runs, what was made of an op's own argument alone is a constant, in a first
     order too.
     """
@@ -268,7 +268,7 @@ def test_declared_variable_of_an_object(order, expected):
     np.testing.assert_allclose(fn(np.array(7.0)), expected)
 
 
-def test_declared_variable_and_an_argument_in_a_mixed_derivative():
+def test_mixed_derivative_by_variable_and_argument():
     """5 w s for the derivative by x: by w, 5 s."""
     by_x = lambda w: op_grad(lambda x: Weighted(w, np.array(0.5))(x))(np.array(2.0))
     np.testing.assert_allclose(op_grad(by_x)(np.array(7.0)), 2.5)

@@ -58,7 +58,7 @@ def test_each_level_asks_for_its_own(take: Any, expected: Any) -> None:
     np.testing.assert_allclose(take(), expected)
 
 
-def test_a_call_that_nobody_differentiates_needs_nothing() -> None:
+def test_an_undifferentiated_call_needs_nothing() -> None:
     np.testing.assert_array_equal(product(X, W), X * W)
     np.testing.assert_array_equal(grad(lambda x: (x * product(X, W)).sum())(X), X * W)
 

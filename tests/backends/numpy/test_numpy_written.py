@@ -278,7 +278,7 @@ def test_what_python_has_computed_is_refused_wherever_it_is(place):
     [each for each in OF_SINE if each is not in_a_partial_of_numpy],
     ids=lambda place: place.__name__,
 )
-def test_an_output_that_python_has_computed_is_the_ops_wherever_it_is(place, order):
+def test_an_output_computed_by_python_is_the_ops_output(place, order):
     """y' is the rule's, 5 x y."""
 
     @op_custom_gradient(name="op")
@@ -298,7 +298,7 @@ def compiled(x, scale):
     return y, lambda u: (7.0 * u * y * scale, None)
 
 
-def test_an_argument_that_nobody_differentiates_is_a_constant_of_an_opaque_f():
+def test_undifferentiated_argument_of_an_opaque_f_is_constant():
     scale = np.array([3.0])
     for order in (1, 2, 3):
         found = nth(elementwise_grad, lambda x: compiled(x, scale), order)(X)

@@ -255,7 +255,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED)
-def test_what_is_made_of_numbers_has_no_second_order_and_a_first(f):
+def test_a_residual_made_of_numbers_has_a_first_order_only(f):
     op = op_custom_gradient(f, name="op")
     found = []
 

@@ -60,7 +60,7 @@ def test_in_a_first_order_all_are_values(op, seen):
     assert not isbox(found)
 
 
-def test_in_a_call_that_nobody_differentiates_f_is_all_that_runs(op, seen):
+def test_an_undifferentiated_call_runs_only_f(op, seen):
     np.testing.assert_allclose(op(X), X**3)
     assert seen == {name: [False] if "in f" in name else [] for name in seen}
 
@@ -104,7 +104,7 @@ def test_a_box_that_is_converted_to_what_it_is_stays_itself(dtype):
     assert grad(fn)(np.float64(3.0)) == 1.0 + 2.0 * 2.0
 
 
-def test_f_is_given_the_array_itself_where_an_outer_derivative_looks_on():
+def test_f_gets_the_array_itself_under_an_outer_derivative():
     """Not a copy of it, which a large array would pay for."""
     seen = []
 
@@ -129,7 +129,7 @@ UNKNOWN_TO_AUTOGRAD = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN_TO_AUTOGRAD)
-def test_a_parameter_that_autograd_does_not_know_is_refused_in_a_derivative_alone(name):
+def test_a_parameter_unknown_to_autograd_raises_in_a_derivative(name):
     function = UNKNOWN_TO_AUTOGRAD[name]
     wanted = {"sum": 5.0, "max": 3.0, "quantile": 1.0, "diff": 1.0, "pad": 1.5}[name]
     assert function(X) == wanted
@@ -142,7 +142,7 @@ def test_a_parameter_that_autograd_does_not_know_is_refused_in_a_derivative_alon
     assert function(X) == wanted
 
 
-def test_a_function_of_a_list_is_numpys_own_again_after_a_derivative():
+def test_a_function_of_a_list_is_numpys_after_a_derivative():
     """Lists are told apart by what they hold, boxes or arrays."""
     joined = lambda x: ops.sum(ops.concatenate([x, 3.0 * x]) * np.arange(4.0))
     assert joined(X) == 26.0
@@ -166,7 +166,7 @@ class Holder:
     """An object of the author's own."""
 
 
-def test_second_derivative_of_a_residual_in_an_attribute_names_the_object():
+def test_second_derivative_of_a_residual_names_its_object():
     @op_custom_gradient(name="op")
     def op(x):
         holder = Holder()

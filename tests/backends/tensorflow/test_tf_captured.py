@@ -126,7 +126,7 @@ def test_captured_however_f_reads_it(f: Any, mode: Any) -> None:
 
 
 @every_mode
-def test_what_f_makes_in_a_loop_that_is_vectorized_is_not_captured(mode: Any) -> None:
+def test_tensors_made_in_a_vectorized_loop_are_not_captured(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def halves(x: Any) -> Any:
         y = tf.vectorized_map(lambda row: row / 2, x)
@@ -153,7 +153,7 @@ def test_a_vjp_takes_what_was_made_of_a_variable_for_a_constant() -> None:
     assert str(error.value) == CAPTURED
 
 
-def test_captured_within_a_function_that_is_differentiated_from_outside_is_nan() -> None:
+def test_captured_in_a_function_differentiated_outside_is_nan() -> None:
     # which arguments of a tf.function will be differentiated is unknown while it is traced: the
     # gradient says so
     inner = function(lambda x, c: _scale_by(c)(x))
@@ -179,7 +179,7 @@ def test_a_tape_within_f_may_watch_what_it_likes(mode: Any) -> None:
     assert mode(grad(solve))(tf.constant(2.0)).numpy() == 7
 
 
-def test_captured_within_a_function_around_which_an_accumulator_is_nan() -> None:
+def test_captured_in_a_function_inside_an_accumulator_is_nan() -> None:
     inner = function(lambda x, c: _scale_by(c)(x))
     x, c = tf.constant(2.0), tf.constant(3.0)
     for tangents, expected in (((5.0, 0.0), 5 * 21), ((5.0, 7.0), np.nan), ((0.0, 7.0), np.nan)):
@@ -196,7 +196,7 @@ def test_captured_within_a_function_around_which_an_accumulator_is_nan() -> None
 @pytest.mark.parametrize(
     "multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"]
 )
-def test_a_captured_tensor_of_a_graph_is_found_on_both_sides_of_the_argument(multiply: Any) -> None:
+def test_a_captured_tensor_of_a_graph_raises(multiply: Any) -> None:
     @tf.function
     def differentiated(x: Any, w: Any) -> Any:
         with tf.GradientTape() as tape:

@@ -122,7 +122,7 @@ def test_forward_over_forward_of_an_op_in_a_rule(mode: Any) -> None:
     assert mode(jvp(jvp(outer, 3.0), 5.0))(tf.constant(2.0)).numpy() == 7 * 2 * 3 * 5
 
 
-def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None:
+def test_a_branch_on_upstream_raises_despite_the_promise() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
     with pytest.raises(cgshim.TransformationError, match="whose derivative is not the"):
         jvp(promised, 3.0)(tf.constant(2.0))
@@ -320,7 +320,7 @@ def test_f_or_its_rule_calls_a_function(mode: Any, caller: str, order: str) -> N
     np.testing.assert_allclose(derivative(x), expected, rtol=1e-5)
 
 
-def test_forward_mode_of_a_jacobian_whose_rule_keeps_an_intermediate() -> None:
+def test_forward_mode_of_a_jacobian_with_an_intermediate() -> None:
     """TensorFlow takes the jacobian in a graph: tangents that were made there are of eager tensors."""
 
     @cgshim.op_custom_gradient(forward_mode=True)

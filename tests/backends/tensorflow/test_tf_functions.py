@@ -164,7 +164,7 @@ def test_errors_reach_the_user_as_they_are(mode: Any) -> None:
     )
 
 
-def test_the_error_of_a_rule_that_is_vectorized_reaches_the_user_as_it_is() -> None:
+def test_the_error_of_a_vectorized_rule_passes_unchanged() -> None:
     def refusing(x: Any) -> Any:
         def rule(upstream: Any) -> Any:
             raise ValueError("the author's own")

@@ -486,7 +486,7 @@ def test_second_order_through_ops_with_rules(mode: Any) -> None:
 
 @eager_and_function
 @pytest.mark.parametrize(("op", "name"), [(of_kept, "kept"), (wrong_sin, "seven_cos")])
-def test_second_order_is_refused_only_when_somebody_takes_it(op: Any, name: str, mode: Any) -> None:
+def test_second_order_raises_only_when_it_is_taken(op: Any, name: str, mode: Any) -> None:
     assert np.allclose(mode(grad(op))(tf.constant(X)), 7 * np.cos(X))
     with pytest.raises(cgshim.TransformationError) as error:
         mode(grad(grad(op)))(tf.constant(X))
@@ -888,7 +888,7 @@ def test_keras() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_dicts_whose_keys_have_another_order_are_other_arguments(compiled: bool) -> None:
+def test_dicts_with_another_order_of_keys_are_other_arguments(compiled: bool) -> None:
     @cgshim.op_custom_gradient(host_outputs=lambda tree: tree["a"])
     def minus(tree: Any) -> Any:
         first, second = tree.values()

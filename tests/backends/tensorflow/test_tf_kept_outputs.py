@@ -255,7 +255,7 @@ DRAWS = {
 
 @eager_and_function
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_f_runs_once_and_both_orders_are_those_of_its_random_numbers(draw: Any, mode: Any) -> None:
+def test_both_orders_use_the_random_numbers_of_one_run(draw: Any, mode: Any) -> None:
     generator, runs = tf.random.Generator.from_seed(1), []
 
     @cgshim.op_custom_gradient

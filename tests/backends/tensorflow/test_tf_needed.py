@@ -50,7 +50,7 @@ def gradient(of: Callable[[], Any], watched: Any, by: Any = None, **options: Any
     return tape.gradient(output, watched if by is None else by)
 
 
-def test_a_call_that_nobody_differentiates_needs_nothing() -> None:
+def test_an_undifferentiated_call_needs_nothing() -> None:
     assert told_f(product(X, W)) == (False, False)
     with tf.GradientTape() as tape, tape.stop_recording():
         tape.watch([X, W])
@@ -151,7 +151,7 @@ USES: dict[str, tuple[Any, int]] = {
 
 @pytest.mark.parametrize(("use", "products"), USES.values(), ids=USES)
 @pytest.mark.parametrize("op", [in_the_rule, in_f], ids=["rule", "f"])
-def test_xla_computes_no_gradient_that_nobody_uses(op: Any, use: Any, products: int) -> None:
+def test_xla_computes_no_unused_gradient(op: Any, use: Any, products: int) -> None:
     function = tf.function(use(op), jit_compile=True)
     program = function.experimental_get_compiler_ir(A, B)(stage="optimized_hlo")
     assert program.count(" dot(") == products, program

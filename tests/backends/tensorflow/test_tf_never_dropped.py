@@ -132,7 +132,7 @@ def test_numpy_in_f_and_in_its_rule(mode: Any) -> None:
     assert gradient.numpy().tolist() == [14, 210]
 
 
-def test_what_does_not_differ_between_iterations_of_a_tf_function_is_refused() -> None:
+def test_a_loop_invariant_of_a_tf_function_raises() -> None:
     inner = tf.function(lambda x, k: square(k) * x)
     outer = lambda k: vectorized(lambda x: inner(x, k))(tf.constant([1.0, 2.0]))
     with pytest.raises(TypeError, match="out of scope"):  # as by hand

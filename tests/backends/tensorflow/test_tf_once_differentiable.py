@@ -178,7 +178,7 @@ def test_peak_memory_is_that_of_a_custom_gradient_by_hand() -> None:
     assert seen, "the measure sees nothing"
 
 
-def test_a_function_of_what_has_no_second_derivative_has_no_forward_mode() -> None:
+def test_once_differentiable_has_no_forward_mode() -> None:
     """An accumulator around a tf.function builds second derivatives with the first ones."""
     once = cgshim.op_custom_gradient(
         lambda x: (x * x * x, lambda u: u * 7 * x * x), once_differentiable=True

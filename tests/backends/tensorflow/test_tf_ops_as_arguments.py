@@ -64,7 +64,7 @@ def test_an_argument_of_a_tf_function() -> None:
     assert derivatives(Steps().op) == [1.0] * 7
 
 
-def test_another_op_is_traced_anew_and_the_same_method_is_not() -> None:
+def test_another_op_is_traced_again_and_the_same_method_is_not() -> None:
     traces: list[int] = []
 
     @tf.function

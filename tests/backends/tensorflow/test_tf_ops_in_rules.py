@@ -35,7 +35,7 @@ def test_what_op_vjp_differentiates_in_a_rule_is_differentiated(outer: Any, mode
 
 # TensorFlow captures small tensors in another way than large ones
 @pytest.mark.parametrize("size", [1, 1000])
-def test_an_inner_op_that_captures_an_eager_tensor_in_a_function(size: int) -> None:
+def test_an_inner_op_captures_an_eager_tensor_in_a_function(size: int) -> None:
     c = tf.fill([size], 3.0)
 
     @cgshim.op_custom_gradient

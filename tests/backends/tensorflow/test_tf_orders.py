@@ -68,7 +68,7 @@ def test_gradient_penalty(mode: Any) -> None:
 
 
 @every_mode
-def test_nested_recipe_takes_the_second_order_from_the_inner_rule(mode: Any) -> None:
+def test_nested_recipe_has_the_inner_rules_second_order(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def fused(x: Any) -> Any:
         value, first = x * x * x, 3 * x * x

@@ -90,7 +90,7 @@ def test_sparse_tensor(mode: Any) -> None:
 
 
 @eager_and_function
-def test_op_vjp_of_ragged_and_sparse_tensors_and_of_one_tensor_twice(mode: Any) -> None:
+def test_op_vjp_of_ragged_and_sparse_tensors(mode: Any) -> None:
     def gradients(values: Any) -> Any:
         ragged = tf.RaggedTensor.from_row_lengths(values, [2, 0, 1])
         sparse = tf.SparseTensor([[0], [2], [3]], values, [5])

@@ -80,7 +80,7 @@ def test_it_is_watched_in_a_branch() -> None:
     assert gradient(tf.constant(5.0)).numpy() == 22
 
 
-def test_one_that_is_watched_around_a_trace_that_did_not_know_is_nan() -> None:
+def test_a_variable_watched_only_outside_of_a_trace_is_nan() -> None:
     w = tf.Variable(3.0, trainable=False)
     op, table = scale_by(w), tf.Variable([2.0, 3.0], trainable=False)
     look_up = cgshim.op_custom_gradient(lambda x: (x * tf.gather(table, 1), lambda u: u * 7))
@@ -131,7 +131,7 @@ def test_a_variable_as_the_output(output: Any, define: Any, mode: Any) -> None:
 
 
 @eager_and_function
-def test_a_constant_that_the_rule_keeps_beside_a_variable_among_the_outputs(mode: Any) -> None:
+def test_a_constant_beside_a_variable_among_the_outputs(mode: Any) -> None:
     w = tf.Variable(1.0, trainable=False)
 
     @cgshim.op_custom_gradient

@@ -216,9 +216,7 @@ def five_cubes_by_a_tape(x: Any) -> Any:
 @eager_and_function
 @pytest.mark.parametrize("f", [five_cubes_by_a_tape])
 @to_each_order
-def test_a_rule_that_asks_fs_tape_for_the_gradient_of_its_output(
-    f: Any, highest: int, mode: Any
-) -> None:
+def test_a_rule_that_takes_the_gradient_by_the_tape_of_f(f: Any, highest: int, mode: Any) -> None:
     found = mode(with_orders(cgshim.op_custom_gradient(f), highest))(tf.constant(X))
     check(found, [105 * X**2, 210 * X, 210.0][:highest], rtol=1e-7)
 
@@ -300,9 +298,7 @@ def of_values_in_a_row(x: Any) -> Any:
 
 @pytest.mark.parametrize("f", [of_values, of_values_in_a_row])
 @pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
-def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(
-    f: Any, second: Any
-) -> None:
+def test_a_tensor_of_values_raises_in_the_second_order(f: Any, second: Any) -> None:
     op, x = cgshim.op_custom_gradient(f, forward_mode=True), tf.constant(X)
     np.testing.assert_allclose(grad(op)(x), 5 * np.exp(X), rtol=1e-5)
     with pytest.raises(cgshim.TransformationError) as caught:

@@ -177,7 +177,7 @@ def _residual(x, bias):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("changed", [0, 1])
-def test_an_argument_must_not_change_beside_a_residual_that_f_made(changed, create_graph):
+def test_an_argument_changed_beside_a_residual_raises(changed, create_graph):
     """It is saved for another run of f."""
     x = leaf(2.0, 3.0)
     inputs = [x * 1, leaf(1.0, 1.0) * 1]
@@ -187,7 +187,7 @@ def test_an_argument_must_not_change_beside_a_residual_that_f_made(changed, crea
         torch.autograd.grad(y.sum(), x, create_graph=create_graph)
 
 
-def test_an_argument_may_change_beside_what_the_rule_keeps_of_it():
+def test_an_argument_may_change_beside_a_copy_in_the_rule():
     x = leaf(2.0, 3.0)
     hidden = x * 1
     y = op_custom_gradient(lambda x: (2 * x, lambda u: 7 * u))(hidden)

@@ -295,7 +295,7 @@ def test_a_change_in_place_between_forward_and_backward_raises(changed):
         held["output"].sum().backward()
 
 
-def test_saved_tensor_hooks_see_inputs_residuals_and_variables_once():
+def test_saved_tensor_hooks_see_each_saved_tensor_once():
     weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
 
     @op_custom_gradient
@@ -527,7 +527,7 @@ def test_errors_of_f_and_of_grad_fn_reach_the_user_unchanged():
     assert of_rule.value.__notes__[0].startswith("op: raised by grad_fn")
 
 
-def test_a_gradient_that_does_not_fit_is_refused_in_the_backward_pass():
+def test_a_gradient_of_a_wrong_shape_raises_in_backward():
     op = op_custom_gradient(lambda x: (x.sum(), lambda upstream: upstream), name="total")
     with pytest.raises(
         CustomGradientError, match=r"^total: the gradient of x must have its shape f64\[2\]"

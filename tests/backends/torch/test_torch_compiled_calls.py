@@ -56,7 +56,7 @@ def gradients_of(function, *inputs, upstream=(2.0, -3.0)):
 # --- f runs once ----------------------------------------------------------------------------------
 
 
-def test_f_runs_once_after_dynamo_has_forgotten_how_calls_are_run():
+def test_f_runs_once_after_a_reset_of_dynamo():
     weight, calls = torch.nn.Parameter(torch.tensor(3.0)), []
 
     @op_custom_gradient
@@ -491,7 +491,7 @@ def _exp(x, w):
 
 @pytest.mark.stays_in_graph
 @pytest.mark.parametrize("function", [Exp.apply, op_custom_gradient(_exp)], ids=["by hand", "op"])
-def test_compiled_autograd_of_a_rule_that_keeps_arguments_and_outputs(function):
+def test_compiled_autograd_of_kept_arguments_and_outputs(function):
     """It finds what is saved as autograd saves it, and fails on anything else that ctx holds."""
     compiled_autograd.reset()
     expected = gradients_of(Exp.apply, leaf(1.0, -2.0), leaf(2.0, 4.0))
@@ -621,7 +621,7 @@ CHANGED = {
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("made", [False, True])
-def test_an_output_in_the_memory_of_an_argument_is_changed_in_place(change, made, compiler):
+def test_an_output_that_aliases_an_argument_changes_in_place(change, made, compiler):
     """Not compiled, and compiled by hand, this is an error of torch's own: both are views. Compiled
     it is a copy.
     """
@@ -640,7 +640,7 @@ def test_an_output_in_the_memory_of_an_argument_is_changed_in_place(change, made
         assert x.tolist() == [1, 2, 3]
 
 
-def test_an_argument_that_a_rule_keeps_is_changed_in_place_later():
+def test_a_kept_argument_is_changed_in_place_later():
     """By hand too: what a graph saves is read as it is then."""
     squared = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
 

@@ -238,7 +238,7 @@ def test_an_output_without_an_outer_batch_has_its_upstream_once():
     op_custom_gradient(lambda x, y: (y * y, lambda u: (7 * u * x, 5 * u * y)), forward_mode=True),
     op_custom_jvp(lambda x, y: (y * y, lambda dx, dy: 7 * dx * x + 5 * dy * y)),
 ])  # fmt: skip
-def test_an_output_without_the_batch_has_a_tangent_for_each_member(op, derivative):
+def test_an_output_without_the_batch_has_a_batch_of_tangents(op, derivative):
     """generate_vmap_rule of a Function by hand gives each the sum of all."""
     x, y = torch.tensor([3.0, 5.0, 11.0]), torch.tensor(7.0)
     by_x = derivative(lambda x: vmap(op, (0, None))(x, y))(x)
@@ -357,7 +357,7 @@ def test_a_rule_is_never_dropped(way, compiler):
     assert result.tolist() == [0, 0, 0]
 
 
-def test_a_tensor_that_outlived_its_transformation_is_differentiated():
+def test_a_tensor_that_outlived_its_transformation():
     """torch wraps it still, and a Function that does not look inside is connected with nothing."""
     kept = []
 
@@ -381,7 +381,7 @@ def given_forward(x):
     return y, lambda dx: 3 * y * dx
 
 
-def test_the_tangent_of_jvp_fn_is_a_function_of_what_requires_grad():
+def test_the_tangent_of_jvp_fn_is_differentiable():
     x, v = torch.tensor(0.7, requires_grad=True), torch.tensor(0.5)
     (gradient,) = torch.autograd.grad(jvp(given_forward, (x,), (v,))[1], x)
     torch.testing.assert_close(gradient, 9 * x.exp() * v)
@@ -414,7 +414,7 @@ def test_a_jvp_runs_f_and_jvp_fn_once_on_values():
     assert runs == ["f", 3.0]
 
 
-def test_f_of_a_jvp_fn_may_not_read_what_is_differentiated_besides():
+def test_f_with_a_jvp_fn_may_not_capture_differentiated_tensors():
     w = torch.tensor(2.0, requires_grad=True)
     op = op_custom_jvp(lambda x: (x * w, lambda dx: dx * 3), name="reads")
     for derivative in (
@@ -465,7 +465,7 @@ def _by_op_grad(x):
 
 
 @pytest.mark.parametrize("f", [_by_arguments(op_vjp), _kept(op_vjp), _by_op_grad])
-def test_a_rule_differentiates_a_helper_when_the_transformation_is_over(f):
+def test_a_rule_differentiates_a_helper_after_a_transformation(f):
     """The pullback of torch.func.vjp comes later: what it has wrapped says that it requires grad."""
     op = op_custom_gradient(f, forward_mode=True)
     first = lambda x: vjp(op, x)[1](2 * X)[0]
@@ -676,6 +676,6 @@ def _along(f):
         lambda f: jacfwd(jacfwd(f))(X),
     ],
 )
-def test_a_higher_derivative_of_a_residual_in_an_object_is_an_error(way):
+def test_a_higher_derivative_of_a_residual_in_an_object_raises(way):
     with pytest.raises(TransformationError, match="keeps in an object"):
         way(kept_in_an_object)

@@ -19,7 +19,7 @@ def attached():
     return names["attached"]
 
 
-def test_the_gradients_are_those_of_the_rule_up_to_the_second_order(attached):
+def test_gradients_of_two_orders_are_the_rules(attached):
     """Factors 7 and 11 for x * w and for the sum of x, one of whose elements is inf."""
     x = torch.tensor([2.0, torch.inf, 3.0], requires_grad=True)
     w = torch.tensor(5.0, requires_grad=True)

@@ -113,7 +113,7 @@ close = torch.testing.assert_close
 # --- Eager ----------------------------------------------------------------------------------------
 
 
-def test_f_sees_the_memory_of_the_tensor_and_the_result_is_its_memory():
+def test_f_and_its_result_share_memory_with_the_tensors():
     seen, made = [], []
 
     @op_host(outputs=lambda x: x)
@@ -431,7 +431,7 @@ def test_a_constant_at_every_level():
     )
 
 
-def test_the_graph_of_the_operation_called_by_hand_is_refused_at_every_level():
+def test_differentiating_a_graph_called_by_hand_raises():
     graph = make_fx(lambda x: total(x, W))(X)
     for transformed in (
         lambda: grad(lambda x: graph(x).sum())(X),
@@ -529,7 +529,7 @@ def test_an_op_on_the_host_stays_in_the_graph(compiler):
 
 @pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_only_a_derivative_that_is_taken_is_refused_when_compiled(compiler):
+def test_only_a_derivative_that_is_taken_raises_when_compiled(compiler):
     def several(x):
         y = total(x * 2, W)
         return (x * y.detach()).sum(), y, (x * total(x, W)).sum()
@@ -987,7 +987,7 @@ def test_workers_of_a_loader_call_the_host(module, start):
 
 
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
-def test_dicts_whose_keys_have_another_order_are_other_arguments(compiling, compiler):
+def test_dicts_with_another_order_of_keys_are_other_arguments(compiling, compiler):
     for keys, value, gradients in (("za", -2, (7, -5)), ("az", 2, (-5, 7)), ("za", -2, (7, -5))):
         function = lambda x, y, keys=keys: minus({key: {"z": x, "a": y}[key] for key in keys})
         x, y = torch.tensor(3.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)

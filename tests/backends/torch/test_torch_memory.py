@@ -244,7 +244,7 @@ def test_checkpoints_with_variables_and_a_second_order(use_reentrant):
         assert torch.autograd.grad(first.sum(), x)[0].tolist() == [14, 21]
 
 
-def test_an_input_that_nobody_needs_may_change():
+def test_an_input_that_is_not_needed_may_change():
     op = op_custom_gradient(lambda x: (x * 2, lambda u: 7 * u))
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     hidden = x * 1

@@ -57,7 +57,7 @@ def test_an_input_that_f_returns_is_another_tensor(function, make, mode):
     assert y.requires_grad == (mode is torch.enable_grad and x.requires_grad)
 
 
-def test_what_f_records_itself_is_no_derivative_where_gradients_are_off():
+def test_a_graph_that_f_records_is_cut_where_gradients_are_off():
     @op_custom_gradient
     def op(x):
         with torch.enable_grad():

@@ -74,7 +74,7 @@ def test_what_requires_grad_is_needed(op):
     check(gradients(op, leaf(X), leaf(W)), (True, True), 37 * W, 37 * X)
 
 
-def test_a_call_that_nobody_differentiates_needs_nothing(op):
+def test_an_undifferentiated_call_needs_nothing(op):
     assert told_f(op(X, W)) == (False, False)
     with torch.no_grad():
         assert told_f(op(leaf(X), leaf(W))) == (False, False)

@@ -32,7 +32,7 @@ def test_a_second_order_raises(of, by):
         )
 
 
-def test_a_gradient_without_derivatives_is_a_number_like_any_other():
+def test_a_gradient_without_derivatives_is_an_ordinary_tensor():
     x, w = leaf(2.0), leaf(3.0)
     (gradient,) = torch.autograd.grad(once(x, w) + x**3, x, create_graph=True)
     assert gradient.item() == 28 + 12
@@ -70,7 +70,7 @@ def test_forward_mode_over_the_gradient_raises():
             torch.autograd.grad(y, x, upstream)
 
 
-def test_a_gradient_without_derivatives_saves_what_the_rule_keeps():
+def test_a_gradient_without_derivatives_saves_the_residuals():
     packed = []
     op = op_custom_gradient(_square, once_differentiable=True)
     with torch.autograd.graph.saved_tensors_hooks(

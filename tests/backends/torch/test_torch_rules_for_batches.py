@@ -211,7 +211,7 @@ def test_the_rule_runs_once_for_a_batch_and_its_gradient():
     assert kernel.batches == [(2, (True, False))]
 
 
-def test_the_gradients_of_elements_have_the_batch_in_what_they_are_taken_of():
+def test_batching_rule_of_gradients_by_unbatched_arguments():
     kernel = Kernel()
     PROGRAMS["vmap of grad"](kernel.op, (0, None))(X, W[0])
     assert kernel.batches == [(2, (True, False)), (2, (True, True))]

@@ -62,7 +62,7 @@ def test_an_inner_op_takes_a_captured_argument_as_a_constant():
     assert torch.func.grad(torch.func.grad(lambda x: cube(x)))(torch.tensor(2.0)) == 0
 
 
-def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
+def test_residuals_and_outputs_in_an_inner_op_of_the_arguments():
     @op_custom_gradient
     def op(x):
         y, square = x.exp(), x * x
@@ -83,7 +83,7 @@ def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 22
 
 
-def test_an_inner_op_keeps_what_the_rule_has_made_of_its_argument():
+def test_an_inner_op_keeps_a_tensor_made_of_its_argument():
     """That has a derivative of its own, beside those that another run of the inner f gives."""
 
     @op_custom_gradient
@@ -230,7 +230,7 @@ def test_an_op_in_a_rule_in_forward_mode_with_a_parameter(weight, gradients):
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_per_sample_gradients_of_a_parameter_while_gradients_are_off(weight):
+def test_per_sample_gradients_under_no_grad(weight):
     w = WEIGHTS[weight]()
     with torch.no_grad():
         of_w = vmap(lambda x: grad(lambda w: product(x, w).sum())(w))(BATCH)

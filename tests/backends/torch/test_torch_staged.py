@@ -274,7 +274,7 @@ def times(x, factor):
 
 
 @pytest.mark.parametrize("f", [lambda x: times(x, 2), functools.partial(times, factor=2)])
-def test_symbolic_trace_of_an_op_that_nobody_finds_by_name(f):
+def test_symbolic_trace_of_an_op_without_a_name(f):
     double = op_custom_gradient(f)
     graph, x = torch.fx.symbolic_trace(lambda x: double(x) + x), leaf()
     graph(x).backward(torch.tensor([2.0, -3.0]))

@@ -200,7 +200,7 @@ def _of_several(function, show, changed):
 
 @pytest.mark.parametrize("changed", [None, 0, 1])
 @pytest.mark.parametrize("show", SEVERAL.values(), ids=SEVERAL)
-def test_outputs_that_share_memory_are_those_of_a_function_by_hand(show, changed):
+def test_outputs_that_share_memory_are_as_by_hand(show, changed):
     of_ours = _of_several(both, show, changed)
     assert of_ours == _of_several(Both.apply, show, changed)
     assert isinstance(of_ours, str) == (changed is not None)
@@ -227,7 +227,7 @@ def test_an_output_that_shows_a_buffer_leaves_it_unconnected(show):
     assert not BUFFER.requires_grad
 
 
-def test_an_output_that_somebody_holds_is_another_tensor():
+def test_an_output_that_is_held_is_another_tensor():
     """A Function by hand makes of what it returns a tensor of the graph, and whoever holds it has
     that too.
     """

@@ -279,7 +279,7 @@ def test_a_variable_that_was_made_from_another_is_an_error():
         output.sum().backward()
 
 
-def test_a_variable_that_made_the_argument_with_an_infinite_slope():
+def test_a_variable_made_into_the_argument_with_infinite_slope():
     """What ends at the argument is nothing, and not zero times infinity."""
     w = torch.tensor([0.0, 4.0], dtype=torch.float64, requires_grad=True)
     _, pullback = op_vjp(lambda x: 3 * x * w, w.sqrt(), variables=[w])
