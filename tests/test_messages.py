@@ -76,7 +76,7 @@ async def _promises(x: Any, y: Any) -> Any:
 
 
 def _closed(coroutine: Any) -> Any:
-    """Nobody awaits it, of which Python would warn."""
+    """Close a coroutine that is not awaited: Python would warn of it."""
     coroutine.close()
     return coroutine
 

@@ -1,4 +1,4 @@
-"""The names of dtypes: NumPy's, whatever a framework calls them, and an error for what nobody can
+"""The names of dtypes: NumPy's, whatever a framework calls them, and an error for a dtype without a
 name.
 """
 

@@ -433,7 +433,7 @@ def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
     assert numbers.shape == (2, 3)
     assert len(np.unique(numbers)) == 6
     assert runs.find(numbers, INPUTS) is rule
-    assert runs.find(numbers[::-1], INPUTS) is None  # as if somebody had sorted the batch
+    assert runs.find(numbers[::-1], INPUTS) is None  # as if the batch had been sorted
     assert runs.find(numbers[:1], INPUTS) is rule  # whose shapes tell
     assert runs.find(numbers, [np.zeros((1, 2))]) is None
     assert runs.find(numbers[:0], INPUTS) is None

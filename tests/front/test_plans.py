@@ -1,4 +1,4 @@
-"""What is found once for all calls with tensors of the same types is found anew when anything of it
+"""Plans are made once for all calls with tensors of the same types, and again when anything of them
 changes.
 """
 

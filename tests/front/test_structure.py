@@ -230,7 +230,7 @@ def test_what_types_need_is_no_circle(tmp_path):
 
 NAMES = {"jax", "tensorflow", "torch"}
 KNOWN = {"cgshim/_foreign.py": {"torch"}, "cgshim/_op.py": {"tensorflow"}}
-"""the tracer of torch.compile; and __tf_tracing_type__, which nobody but TensorFlow calls"""
+"""the tracer of torch.compile; and __tf_tracing_type__, which only TensorFlow calls"""
 
 
 def named_by(file: Path) -> set[str]:

@@ -1,5 +1,5 @@
-"""Distributions of third parties, half installed or broken: an error says whose it is, and nobody else
-is harmed.
+"""Distributions of third parties, half installed or broken: an error names the distribution, and the
+others work.
 """
 
 import sys
@@ -62,7 +62,7 @@ def test_the_error_says_whose_it_is(alien, case):
 )
 def test_other_distributions_work(alien, entry_point):
     """Not by a plug-in whose framework is imported, nor in a call with objects that might be trees
-    of anybody's.
+    of any library.
     """
     alien(entry_point, "raise RuntimeError('too old')")
     x = np.array([2.0, 3.0])

@@ -22,7 +22,7 @@ REFUSED = {"quantile(n, 0.3, method='lower')", "diff(n, prepend=0.0)", "pad(v, 1
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each function be looked for anew, and none be NumPy's own for plain arrays."""
+    """Let each function be looked up again, and none be NumPy's own for plain arrays."""
     monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
     monkeypatch.delattr(load("numpy"), "numpy_function_of")
     monkeypatch.setattr(_numpy, "_ways", {})

@@ -87,7 +87,7 @@ WAYS = {
         ),
         pytest.param(item, checkify.all_checks, [1.0, 2.0], 1, None, id="index that exists"),
         pytest.param(
-            logarithm, checkify.user_checks, [-1.0, 2.0], 0, None, id="nan that nobody asks for"
+            logarithm, checkify.user_checks, [-1.0, 2.0], 0, None, id="nan that is not checked"
         ),
         pytest.param(checked, checkify.all_checks, [1.0, 2.0], 1, None, id="check that passes"),
     ],

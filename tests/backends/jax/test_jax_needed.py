@@ -185,7 +185,7 @@ def test_f_is_told_the_same_in_all_orders():
     assert told == [(True, False)] * 2  # f runs again for the derivative of slope
 
 
-# --- What XLA makes of a gradient that nobody uses ------------------------------------------------
+# --- XLA leaves out unused gradients --------------------------------------------------------------
 
 A, B = jnp.arange(12.0).reshape(4, 3) / 10, jnp.arange(6.0).reshape(3, 2) / 7
 
@@ -208,7 +208,7 @@ def in_f(x, w):
 
 
 USES = {
-    "nobody's": (lambda op: lambda x, w: op(x, w).sum(), 1),
+    "none": (lambda op: lambda x, w: op(x, w).sum(), 1),
     "x's": (lambda op: jax.value_and_grad(lambda x, w: (op(x, w) ** 2).sum()), 2),
     "w's": (lambda op: jax.value_and_grad(lambda x, w: (op(x, w) ** 2).sum(), 1), 2),
     "both": (lambda op: jax.value_and_grad(lambda x, w: (op(x, w) ** 2).sum(), (0, 1)), 3),

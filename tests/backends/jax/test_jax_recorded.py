@@ -1,4 +1,4 @@
-"""Calls that jit and its like record: one operation until somebody differentiates or batches it."""
+"""Calls that jit and its like record: one operation until it is differentiated or batched."""
 
 import functools
 

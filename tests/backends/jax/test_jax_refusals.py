@@ -1,4 +1,4 @@
-"""once_differentiable, and rules that raise: refused where somebody asks, and not before."""
+"""once_differentiable, and rules that raise: an error where a derivative is taken, not before."""
 
 import collections
 

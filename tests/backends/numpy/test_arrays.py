@@ -181,7 +181,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "text"), REFUSED.values(), ids=REFUSED)
 def test_masked_arrays_are_refused(call, text):
-    """Nobody would know what a masked element of a gradient is: autograd takes none either."""
+    """A masked element of a gradient has no meaning: autograd takes none either."""
     with pytest.raises(CustomGradientTypeError) as error:
         call()
     assert str(error.value) == text

@@ -125,7 +125,7 @@ def test_a_queue_beside_what_names_its_leaf():
         op_grad(op)(collections.deque(["static", np.array(2.0), np.array(3.0)]))
 
 
-# --- Boxes in other doors -------------------------------------------------------------------------
+# --- Boxes in other functions of cgshim -----------------------------------------------------------
 
 
 def test_a_box_of_known_gradients():

@@ -47,7 +47,7 @@ RULES = {
 
 @pytest.fixture
 def watched():
-    """Arrays by name, as long as somebody else keeps them."""
+    """Arrays by name, as long as other references to them exist."""
     return weakref.WeakValueDictionary()
 
 
@@ -82,7 +82,7 @@ def _by_an_op(watched, write):
 @pytest.mark.parametrize(("write", "kept", "factor"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("make", [_by_hand, _by_an_op], ids=["by hand", "by an op"])
 def test_a_pullback_keeps_what_the_rule_keeps(watched, make, write, kept, factor):
-    """Between two ops of which nobody else keeps the arrays."""
+    """The op stands between two ops that keep no arrays."""
     op = make(watched, write)
     alone = op_custom_gradient(lambda x: (x + 0.0, lambda u: u))
 

@@ -290,7 +290,7 @@ def below_ten(x: Any) -> Any:
     return x < 10.0
 
 
-DOORS: dict[str, Callable[[Any], Any]] = {
+CALLS: dict[str, Callable[[Any], Any]] = {
     "op_grad": lambda x: cgshim.op_grad(branch)(x) * 2,
     "op_vjp": lambda x: cgshim.op_vjp(branch, x)[1](x)[0],
     "op_embed_gradient": lambda x: cgshim.op_grad(embedded)(x),
@@ -307,16 +307,16 @@ def embedded(x: Any) -> Any:
     return cgshim.op_embed_gradient(x * x, 3 * x, x)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_autograph_converts_what_is_the_users_and_nothing_else(door: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+def test_autograph_converts_what_is_the_users_and_nothing_else(call: str) -> None:
     """It would convert all that it calls, which took 1 to 4 s of the first trace."""
     modules = set(sys.modules)
-    assert tf.function(DOORS[door])(tf.constant(2.0)).numpy() == 6
+    assert tf.function(CALLS[call])(tf.constant(2.0)).numpy() == 6
     made = [name for name in set(sys.modules) - modules if name.startswith("__autograph_generated")]
     sources = [Path(str(sys.modules[name].__file__)).read_text() for name in made]
     converted = {name for source in sources for name in re.findall(r"def tf__(\w+)", source)}
     assert converted <= {"branch", "step", "below_ten", "embedded"}
-    assert sum("lam = lambda" in source for source in sources) <= 1  # the door's own
+    assert sum("lam = lambda" in source for source in sources) <= 1  # the call's own
 
 
 OF_SLICE = ["Reshape", "Pack", "ConcatV2", "Pad"]

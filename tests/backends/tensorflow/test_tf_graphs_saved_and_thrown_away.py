@@ -1,6 +1,4 @@
-"""Graphs beyond one call: SavedModels, graphs of TensorFlow 1, and traces that nobody needs any
-more.
-"""
+"""Graphs beyond one call: SavedModels, graphs of TensorFlow 1, and traces that are thrown away."""
 
 from __future__ import annotations
 

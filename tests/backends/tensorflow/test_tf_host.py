@@ -586,7 +586,7 @@ def test_forward_mode(of: str) -> None:
     ],
 )
 def test_forward_mode_of_a_function_on_the_host(op: Any, name: str, mode: Any) -> None:
-    """Within an op nobody needs the tangent of sin; that of its rule is asked for."""
+    """Within an op the tangent of sin is not needed; the tangent of its rule is."""
     with pytest.raises(cgshim.TransformationError) as error:
         mode(jvp(op, [1.0, 1.0, 1.0]))(tf.constant(X))
     assert str(error.value) == NO_DERIVATIVE.format(name)
@@ -605,7 +605,7 @@ def test_how_often_f_runs() -> None:
     assert {name: _counted(function(fn), x)[1] for name, fn in run.items()} == {
         "unused": {},
         "equal": {"sin": 2},
-        "gradient": {"rule": 1},  # nobody uses what f returns
+        "gradient": {"rule": 1},  # the output of f is not used
     }
 
     def count_sin(x: Any) -> Any:

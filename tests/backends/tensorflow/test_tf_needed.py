@@ -142,7 +142,7 @@ def in_f(x: Any, w: Any, *, needs_input_grad: Any) -> Any:
 
 
 USES: dict[str, tuple[Any, int]] = {
-    "nobody's": (lambda op: op, 1),
+    "none": (lambda op: op, 1),
     "x's": (lambda op: lambda x, w: gradient(lambda: op(x, w) ** 2, x), 2),
     "w's": (lambda op: lambda x, w: gradient(lambda: op(x, w) ** 2, w), 2),
     "both": (lambda op: lambda x, w: gradient(lambda: op(x, w) ** 2, [x, w]), 3),

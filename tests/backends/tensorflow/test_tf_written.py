@@ -281,7 +281,7 @@ def test_a_first_order_calls_the_very_object_that_f_returned() -> None:
     assert slope.x is None
 
 
-# --- What nobody can connect ----------------------------------------------------------------------
+# --- Residuals that cannot be connected -----------------------------------------------------------
 
 UNCONNECTED = "{}: a second order needs every tensor that grad_fn reads as a function of the arguments, got f32[] that "
 
@@ -399,7 +399,7 @@ def test_what_is_harmless_passes(op: Any, second: Any) -> None:
 
 
 def test_a_python_number_is_a_constant_as_by_hand() -> None:
-    """A hole: nobody can tell the number that Python read from one of the code."""
+    """A limitation: a number that Python read looks like a number of the code."""
 
     def f(x: Any) -> Any:
         slope = float(x)
@@ -425,7 +425,7 @@ def test_the_output_of_an_op_inside_and_what_f_made_of_it(mode: Any) -> None:
 
 
 def test_a_gradient_that_dies_takes_no_derivative_with_it() -> None:
-    """A tape counts uses: those of an output that f read too are counted anew in a second order."""
+    """A tape counts uses: a second order counts the uses of an output that f read again."""
 
     @cgshim.op_custom_gradient
     def op(x: Any, w: Any) -> Any:

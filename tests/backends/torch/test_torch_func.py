@@ -536,7 +536,7 @@ def test_a_rule_is_decorated_to_make_constants(way):
 
 def _raising(x):
     def rule(u):
-        raise ValueError("nobody takes this derivative")
+        raise ValueError("this derivative is not taken")
 
     return 2 * x, rule
 

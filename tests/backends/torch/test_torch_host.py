@@ -931,7 +931,7 @@ EDITIONS = [
 
 @pytest.mark.usefixtures("compiling")
 def test_compiled_code_on_disk_is_for_what_was_declared(module, tmp_path):
-    """Each edition of the module is compiled anew, and finds on disk the programs of those
+    """Each edition of the module is compiled again, and finds on disk the programs of those
     before.
     """
     for number, (declared, size) in enumerate(EDITIONS):
