@@ -6,41 +6,72 @@ primitive (`_primitive.py`), whose derivative is the rule that f returned.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
 
-from cgshim.backend import BackendError, Call, imported_when_called
-from cgshim_numpy import _arrays
+from cgshim.backend import BackendError, Call, imported_when_called, refusal
 from cgshim_numpy._arrays import (
     Array,
-    convert_to_numpy as convert_to_numpy,
-    convert_to_tensor as convert_to_tensor,
-    derivatives,
+    has_autograd,
     installed_autograd,
     is_box,
     is_tensor as is_tensor,
-    stop_gradient as stop_gradient,
     tree_flatten as tree_flatten,
     tree_unflatten as tree_unflatten,
 )
 from cgshim_numpy._private import innermost_level
 
-_arrays.import_derivatives = partial(import_module, "cgshim_numpy._primitive")
 supports_variables = True
+mapped = None  # NumPy has no vmap, so a batching rule is never called
 numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
 numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
-mapped = None  # NumPy has no vmap, so a batching rule is never called
+
+
+@functools.cache
+def _derivatives() -> Any:
+    """Import autograd, and return the half of the backend that uses it."""
+    if not has_autograd(1, 7):
+        raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
+                      got=installed_autograd(), do="pip install 'autograd>=1.7'")  # fmt: skip
+    return import_module("cgshim_numpy._primitive")
+
+
+def _with_autograd(name: str) -> Callable[..., Any]:
+    return lambda *args: getattr(_derivatives(), name)(*args)
+
+
+vjp, jvp, vjp_of_rules, transposed = map(
+    _with_autograd, ("vjp", "jvp", "vjp_of_rules", "transposed")
+)
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
+    if any(map(is_box, tree_flatten(x)[0])):
+        return _derivatives().convert_to_tensor(x, dtype)
+    return np.asarray(x, dtype=dtype)
+
+
+def convert_to_numpy(x: Array, /) -> Any:
+    return np.asarray(_derivatives().read(x) if is_box(x) else x)
+
+
+def stop_gradient(x: Array, /) -> Array:
+    return np.asarray(_derivatives().value_of(x) if is_box(x) else x)
+
+
+def host_function(call: Any, inputs: Sequence[Array], declared: Sequence[Any], /) -> list[Array]:
+    return call.run([*map(convert_to_numpy, inputs)])  # type: ignore[no-any-return]
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if innermost_level() < 0 and not any(map(is_box, inputs)):
         return call.output_of(inputs)
-    return derivatives().custom_gradient(call, inputs)
+    return _derivatives().custom_gradient(call, inputs)
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
@@ -57,13 +88,13 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
         f: Callable[..., Any], inputs: Sequence[Array], options: Mapping[str, Any]
     ) -> Any:
         nonlocal checked
-        of_f = call.with_f(f, options)
         if innermost_level() >= 0:
-            are_tensors = all(map(is_tensor, inputs))
-            return custom_gradient(of_f, inputs) if are_tensors else NotImplemented
+            return NotImplemented
+        of_f = call.with_f(f, options)
         result = of_f.run(inputs)
-        is_pair = type(result) is tuple and len(result) == 2
-        output, rule = cast(Any, result if is_pair else (None, None))
+        output, rule = cast(
+            Any, result if type(result) is tuple and len(result) == 2 else (None, None)
+        )
         code = rule.__code__ if type(rule) is FunctionType else of_f
         if code is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
             return output
@@ -78,25 +109,13 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
 _ARRAYS = frozenset([np.ndarray, *[np.dtype(code).type for code in "?bhilqBHILQefdFD"]])
 
 
-def host_function(call: Any, inputs: Sequence[Array], declared: Sequence[Any], /) -> list[Array]:
-    return call.run([*map(convert_to_numpy, inputs)])  # type: ignore[no-any-return]
-
-
-def _with_autograd(name: str) -> Callable[..., Any]:
-    return lambda *args: getattr(derivatives(), name)(*args)
-
-
-_OF_AUTOGRAD = ("vjp", "jvp", "vjp_of_rules", "transposed")
-vjp, jvp, vjp_of_rules, transposed = map(_with_autograd, _OF_AUTOGRAD)
-
-
 def version_limits() -> list[str]:
     """Return the limits that newer versions of autograd lift."""
     try:
-        derivatives()
+        _derivatives()
     except BackendError as error:
         return [str(error)]
-    return [] if installed_autograd() >= "1.9" else [_BEFORE_1_9]
+    return [] if has_autograd(1, 9) else [_BEFORE_1_9]
 
 
 _BEFORE_1_9 = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,9 @@ import numpy as np
 
 from cgshim._closure import SIMPLE
 from cgshim.backend import Axis, BackendError, axes_of, refusal
-from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
+from cgshim_numpy._arrays import is_box as isbox
 
 Array = Any
-anp: Any = np  # autograd's after the first derivative
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -27,22 +27,17 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name in _DEFINED:
         return None
     own = globals().get(f"np_{name}".replace(".", "_"))
-    if own is not None:
-        return own  # type: ignore[no-any-return]
-    numpys = _named("", name)
-    if name.startswith("special.") and name not in _OF_AUTOGRAD:
-        return functools.partial(_of_arrays, numpys) if isinstance(numpys, np.ufunc) else None
-    return numpys and (lambda *args, **kwargs: _named(_root, name)(*args, **kwargs))  # type: ignore[misc]
+    return own or (_named("", name) and functools.partial(_with_boxes, name))
 
 
-def _of_arrays(function: np.ufunc, *args: Any, **kwargs: Any) -> Any:
-    """Return a SciPy function's result; raise for boxes, as autograd has no derivative of it."""
-    if any(map(isbox, args)):
-        raise refusal(BackendError, f"op_special.{function.__name__}",
+def _with_boxes(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call autograd's copy of a function if autograd is imported: it accepts boxes."""
+    function = _named("autograd." if "autograd" in sys.modules else "", name)
+    if function is None and any(map(isbox, args)):
+        raise refusal(BackendError, f"op_{name}",
                       must="what is differentiated on NumPy must have a derivative in autograd",
-                      got=f"scipy.special.{function.__name__}",
-                      do="call it in an f of op_custom_gradient, and write its rule")  # fmt: skip
-    return function(*args, **kwargs)
+                      got=f"scipy.{name}", do="call it in an f of op_custom_gradient, and write its rule")  # fmt: skip
+    return (function or _named("", name))(*args, **kwargs)  # type: ignore[misc]
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
@@ -65,61 +60,59 @@ def _named(root: str, name: str) -> Callable[..., Any] | None:
     return None
 
 
-_root = ""
-"""autograd's after the first derivative"""
+def _anp() -> Any:
+    """Return autograd's copy of NumPy if it is imported: its functions accept boxes."""
+    return sys.modules.get("autograd.numpy", np)
+
 
 _NAMES = """
 array array_split asarray astype average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov diag
 diagonal diff divmod fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn flip fmod full_like hsplit interp
 kron linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace linalg.vector_norm
 matrix_transpose matvec median meshgrid modf nanmax nanmean nanmin nanprod nansum outer pad percentile polyval ptp
-quantile repeat roll sort special.entr special.kl_div special.log_expit special.ndtr special.rel_entr special.xlog1py
-special.xlogy std take_along_axis tile trace trapezoid unstack var vdot vecdot vsplit
+quantile repeat roll sort special.entr special.kl_div special.log_expit special.log_softmax special.ndtr
+special.rel_entr special.softmax special.xlog1py special.xlogy std take_along_axis tile trace trapezoid unstack var vdot
+vecdot vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
 """functions that the front end defines, with a derivative"""
-
-
-_SPECIAL = """
-beta betainc betaln digamma erf erfc erfcinv erfinv expit gamma gammainc gammaincc gammaln gammasgn i0 i1 iv ive j0 j1
-jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
-"""
-_OF_AUTOGRAD = frozenset(f"special.{name}" for name in _SPECIAL.split())
 
 
 # --- Without the parameters that autograd ignores: where and initial ------------------------------
 
 
 def _reduction(name: str) -> Callable[..., Array]:
-    return lambda a, axis=None, *, keepdims=False: getattr(anp, name)(a, axis, keepdims=keepdims)
+    def reduce(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
+        if dtype is not None and isbox(a):
+            from cgshim_numpy._vjp import convert_to_tensor
+
+            a, dtype = convert_to_tensor(a, dtype), None
+        options = {} if dtype is None else {"dtype": dtype}
+        return getattr(_anp(), name)(a, axis, keepdims=keepdims, **options)
+
+    return reduce
 
 
-def _reduction_in(name: str) -> Callable[..., Array]:
-    """Return a reduction with a parameter dtype."""
-    return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
-        a if dtype is None else derivatives().convert_to_tensor(a, dtype), axis, keepdims=keepdims
-    )
-
-
-np_max, np_min = _reduction("max"), _reduction("min")
-np_sum, np_mean = _reduction_in("sum"), _reduction_in("mean")
+np_sum, np_mean, np_max, np_min = map(_reduction, ("sum", "mean", "max", "min"))
 
 
 # --- By indices, for which autograd has the derivative --------------------------------------------
 
 
 def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
-    a, before = (anp.ravel(a), 0) if axis is None else (a, axis % a.ndim)
-    at = anp.asarray(indices)
+    a, before = (_anp().ravel(a), 0) if axis is None else (a, axis % a.ndim)
+    at = _anp().asarray(indices)
     at = at.astype(int) if at.dtype == bool else at  # as an index these would be a mask
     return a[(slice(None),) * before + (at,)]
 
 
 def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
-    return index_add(x, index, values, axis)
+    """Add values at indices: the transpose of a gather."""
+    if isbox(x) or isbox(values):
+        from autograd import make_vjp
 
-
-def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
+        scatter, _ = make_vjp(lambda x: np_take(x, index, axis))(np.zeros(x.shape, x.dtype))
+        return x + scatter(values)
     result = np.array(x)
     np.add.at(np.moveaxis(result, axis, 0), index, np.moveaxis(values, axis, 0))
     return result
@@ -134,47 +127,26 @@ np_copy = np_positive
 
 def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     if axis is None:
-        arrays, axis = [anp.ravel(array) for array in arrays], 0
-    return anp.concatenate(arrays, axis)
+        arrays, axis = [_anp().ravel(array) for array in arrays], 0
+    return _anp().concatenate(arrays, axis)
 
 
 # --- Arguments for which autograd has a wrong derivative, or none ---------------------------------
 
 
 def np_transpose(a: Array, axes: Axis = None) -> Array:
-    return anp.transpose(a, None if axes is None else axes_of(a, axes))
+    return _anp().transpose(a, None if axes is None else axes_of(a, axes))
 
 
 def np_where(condition: Array, *cases: Any) -> Array:
-    shape = anp.broadcast_shapes(*map(anp.shape, (condition, *cases)))
-    wide = [x + anp.zeros(shape, x.dtype) if isbox(x) and x.shape != shape else x for x in cases]
-    return anp.where(condition, *wide)
+    shape = _anp().broadcast_shapes(*map(_anp().shape, (condition, *cases)))
+    wide = [x + _anp().zeros(shape, x.dtype) if isbox(x) and x.shape != shape else x for x in cases]
+    return _anp().where(condition, *wide)
 
 
 def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
     if options or not (isbox(start) or isbox(stop)):  # autograd accepts no boxes with options
-        return anp.linspace(start, stop, num, endpoint, **options)
+        return _anp().linspace(start, stop, num, endpoint, **options)
     steps = np.linspace(0.0, 1.0, num, endpoint)
-    steps = steps.reshape(-1, *[1] * max(anp.ndim(start), anp.ndim(stop)))
+    steps = steps.reshape(-1, *[1] * max(_anp().ndim(start), _anp().ndim(stop)))
     return start * (1.0 - steps) + stop * steps
-
-
-# --- As autograd wraps them -----------------------------------------------------------------------
-
-
-def _use_autograd() -> None:
-    """Use autograd's functions, which accept its boxes, from now on."""
-    global _root, anp, index_add
-    from autograd import numpy
-    from autograd.extend import defvjp, primitive
-
-    _root, anp, index_add = "autograd.", numpy, primitive(index_add)
-    defvjp(
-        index_add,
-        lambda ans, x, index, values, axis: lambda upstream: upstream,
-        None,
-        lambda ans, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
-    )
-
-
-when_derivatives_exist(_use_autograd)

@@ -16,7 +16,7 @@ def innermost_level() -> int:
     autograd counts them in `tracer.trace_stack.top`. It has no public function for that.
     """
     traces = getattr(sys.modules.get("autograd.tracer"), "trace_stack", None)
-    return -1 if traces is None else traces.top
+    return getattr(traces, "top", -1)
 
 
 def level_of(box: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import autograd
 import numpy as np
@@ -21,9 +21,10 @@ from autograd.extend import (
 
 from cgshim_numpy._arrays import Array, is_box
 
-make_vjp: Any = autograd.make_vjp  # pyright infers a type without outputs
-make_jvp: Any = autograd.make_jvp
-anp: Any = autograd_numpy  # type checkers do not find functions that autograd makes
+# type checkers do not find the functions that autograd makes
+anp, make_vjp, make_jvp = (
+    cast(Any, of) for of in (autograd_numpy, autograd.make_vjp, autograd.make_jvp)
+)
 Gradients = Callable[[Sequence[Array]], Sequence[Array]]
 
 
@@ -31,7 +32,7 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
     # autograd accepts no subclass of NumPy's array, such as a memmap
     floats = tuple([np.asarray(x) if isinstance(x, np.memmap) else x for x in inputs])
 
-    pullback, (outputs, _) = make_vjp(_with_inputs(fn, len(inputs)))(floats)
+    pullback, (outputs, _) = make_vjp(_with_inputs(fn))(floats)
     zeros = vspace(floats).zeros()
     return list(outputs), lambda upstreams: list(pullback((tuple(upstreams), zeros)))
 
@@ -39,22 +40,17 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
 def jvp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
 ) -> tuple[Sequence[Array], Sequence[Array]]:
-    jvp_of = make_jvp(_with_inputs(fn, len(inputs)))(tuple(inputs))
-    (outputs, _), (of_outputs, _) = jvp_of(tuple(tangents))
+    push = make_jvp(_with_inputs(fn))(tuple(inputs))
+    (outputs, _), (of_outputs, _) = push(tuple(tangents))
     return list(outputs), list(of_outputs)
 
 
-def _with_inputs(fn: Callable[..., Sequence[Array]], count: int) -> Callable[[Any], Any]:
+def _with_inputs(fn: Callable[..., Sequence[Array]]) -> Callable[[Any], Any]:
     """Return fn as a function of one tuple that returns its inputs as well.
 
     autograd warns if no output depends on the inputs, and an independent output has no tangent.
     """
-
-    def fn_and_inputs(floats: Any) -> Any:
-        outputs = fn(*[floats[at] for at in range(count)])
-        return tuple_of_boxes((tuple_of_boxes(tuple(outputs)), floats))
-
-    return fn_and_inputs
+    return lambda floats: tuple_of_boxes((tuple_of_boxes(tuple(fn(*floats))), floats))
 
 
 def vjp_of_rules(
@@ -108,9 +104,6 @@ def _products(xs: Sequence[Array], ys: Sequence[Array]) -> Array:
 
 # --- Boxes ----------------------------------------------------------------------------------------
 
-value_of: Callable[[Any], Any] = notrace_primitive(lambda x: x)
-"""returns the value in a box, below all levels of derivatives"""
-
 
 class Reads:
     """Counts the values that are read from boxes: autograd records no derivative of these."""
@@ -128,6 +121,10 @@ def as_array(x: Any) -> Array:
     return np.asarray(x)[()] if type(x) in (float, complex) else x
 
 
+value_of: Callable[[Any], Any] = notrace_primitive(as_array)
+"""returns the value in a box, below all levels of derivatives"""
+
+
 def convert_to_tensor(x: Any, dtype: Any) -> Array:
     """Return a box, or a tree with boxes, as an array of this dtype."""
     if not is_box(x):
@@ -143,19 +140,14 @@ _cast: Any = primitive(lambda x, dtype: as_array(x).astype(dtype))
 
 
 def _cast_back(upstream: Array, dtype: Any) -> Array:
-    is_cut = dtype.kind != "c" == upstream.dtype.kind
-    return _cast(anp.real(upstream) if is_cut else upstream, dtype)
+    return _cast(upstream if dtype.kind == "c" else anp.real(upstream), dtype)
 
 
 defvjp(_cast, lambda ans, x, dtype: lambda upstream: _cast_back(upstream, as_array(x).dtype))
 defjvp(_cast, "same")
 
 
-def without_derivative(x: Array, boxes: Sequence[Array], refuse: Callable[[], NoReturn]) -> Array:
-    """Return the value of x as a function of boxes whose derivative raises an error."""
-    return _without_derivative(*boxes, value=value_of(x), refuse=refuse)
-
-
-_without_derivative: Any = primitive(lambda *boxes, value, refuse: value)
-defvjp_argnums(_without_derivative, lambda argnums, ans, args, kwargs: lambda g: kwargs["refuse"]())
-defjvp_argnums(_without_derivative, lambda argnums, gs, ans, args, kwargs: kwargs["refuse"]())
+without_derivative: Any = primitive(lambda *boxes, value, refuse: value)
+"""returns a value as a function of boxes whose derivative raises an error"""
+defvjp_argnums(without_derivative, lambda argnums, ans, args, kwargs: lambda g: kwargs["refuse"]())
+defjvp_argnums(without_derivative, lambda argnums, gs, ans, args, kwargs: kwargs["refuse"]())

@@ -171,7 +171,7 @@ def test_reasons_are_one_line_each_and_are_counted(capsys, cases_named):
     line = raises_in_two_lines.__code__.co_firstlineno + 1
     assert rows[0] == f"a  failed: ValueError: one two ({__file__}:{line})"
     assert "failed: AssertionError: raise AssertionError # its source is the reason (" in rows[2]
-    assert rows[3].partition("cgshim_numpy/_arrays.py:")[1]
+    assert rows[3].partition("cgshim_numpy/__init__.py:")[1]
     assert (empty, count) == ("", "distinct reasons of 4 failures: 3")
     assert most == f"     2  ValueError: one two (first at {__file__}:{line})"
     assert summary == "numpy: 0 of 4 conformance cases passed; failed: 4"
