@@ -23,6 +23,7 @@ from cgshim.backend import (
     Call,
     Converted,
     Rule,
+    TransformationError,
     closure_convert,
     has_no_derivative,
     is_differentiable,
@@ -148,8 +149,7 @@ class Application:
         own = dict(reversed([*zip(map(id, self.own), [*args, *self.each(ans)], strict=True)]))
         before = closure_convert(first.call.f, _search(first.call, is_tensor))
         known = {*own, *map(id, before.residuals), *map(id, before.opaque)}
-        floats = [x for x in rule.residuals if is_differentiable(x.dtype)]
-        made = {*map(id, floats)} - known
+        made = {id(x) for x in rule.residuals if is_differentiable(x.dtype)} - known
         objects = [x for x in rule.opaque if id(x) not in known]
         nodes = [x for x in objects if isinstance(x, _NODES)]  # in a kept pullback
         refuse = None
@@ -178,6 +178,8 @@ class Application:
         unconnected = partial(self.call.refuse_unconnected, residual, _READ.format("f"))
         try:
             again = self.run(args)[1].converted()
+        except TransformationError:
+            raise
         except Exception:  # noqa: BLE001  # f may be compiled code, which takes only arrays
             return rule, unconnected
         if not _are_same(rule.residuals, again.residuals):
@@ -260,8 +262,9 @@ class Run:
 
 def _are_same(residuals: Sequence[Array], others: Sequence[Array]) -> bool:
     """Return True if two runs of f made the same numbers."""
-    are_close = map(_are_close, map(value_of, residuals), map(value_of, others))
-    return len(residuals) == len(others) and all(are_close)
+    return len(residuals) == len(others) and all(
+        map(_are_close, map(value_of, residuals), map(value_of, others))
+    )
 
 
 def _are_close(x: Array, y: Array) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import attrgetter, index
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
@@ -23,9 +23,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name.startswith("lax."):
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
     own = globals().get(f"np_{name.replace('.', '_')}") or _MADE.get(name)
-    if own is not None:
-        return own
-    return attrgetter(_PLACES[name])(tf) if name in _PLACES else None
+    return own or (attrgetter(_PLACES[name])(tf) if name in _PLACES else None)
 
 
 _ALIKE = """
@@ -59,43 +57,17 @@ _PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
 }  # fmt: skip
 
 
-_IN_ONE_DTYPE = {
+_QUICK: dict[str, Callable[..., Tensor]] = {
     "add": tf.add, "subtract": tf.subtract, "multiply": tf.multiply, "divide": tf.divide, "maximum": tf.maximum,
     "minimum": tf.minimum, "power": tf.pow, "less": tf.less, "less_equal": tf.less_equal, "greater": tf.greater,
-    "greater_equal": tf.greater_equal,
+    "greater_equal": tf.greater_equal, "expand_dims": tf.expand_dims,
 }  # fmt: skip
 """TensorFlow's own functions, which are several times as fast as tnp's, and promote no dtypes"""
 
 
-def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def function(x1: Any, x2: Any) -> Tensor:
-        if not hasattr(x1, "dtype"):
-            x1 = _number_in(x1, x2.dtype)
-        dtype = x1.dtype
-        if dtype.is_floating and (type(x2) in (int, float) or dtype == getattr(x2, "dtype", None)):
-            return of(x1, x2)
-        return otherwise(x1, _number_in(x2, dtype))
-
-    return function
-
-
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tensor] | None:
-    """Return a faster function for these types.
-
-    It takes two arguments, one of which may be a Python number, or one tensor with one axis.
-    """
-    if name == "expand_dims":
-        return lambda a, axis: tf.expand_dims(a, index(axis))
-    return _MADE[name] if name in _IN_ONE_DTYPE else None
-
-
-def _number_in(number: Any, dtype: Any) -> Tensor:
-    """Return a number as a tensor, in the dtype if that can hold it; keep a tensor."""
-    if _has_dtype(number):
-        return number
-    is_float = dtype.is_floating and type(number) is not complex
-    fits = is_float or dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
-    return tf.convert_to_tensor(cast(Any, number), dtype if fits else None)
+    """Return a faster function, which raises an error for arguments that only NumPy's accepts."""
+    return _QUICK.get(name)
 
 
 def _of_floats(
@@ -135,7 +107,6 @@ _OF_TWO_FLOATS = {
     "float_power": tnp.power,
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Tensor]] = {
-    **{name: _of_two(of, getattr(tnp, name)) for name, of in _IN_ONE_DTYPE.items()},
     **{name: _of_floats(*both) for name, both in _OF_FLOATS.items()},
     **{name: _of_two_floats(of) for name, of in _OF_TWO_FLOATS.items()},
 }

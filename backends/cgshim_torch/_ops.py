@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from cgshim._axes import checked_axis
@@ -55,14 +54,14 @@ _RENAMED = {
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
     "relu": "relu", "special.log_expit": "nn.functional.logsigmoid", "array_split": "tensor_split", "unstack": "unbind",
-    "cross": "linalg.cross",
+    "cross": "linalg.cross", "reshape": "Tensor.reshape", "tile": "Tensor.tile",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
     "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
     "roll": "a=input shift=shifts axis=dims", "swapaxes": "a=input axis1=axis0 axis2=axis1",
     "array_split": "ary=input axis=dim", "unstack": "x=input axis=dim", "cross": "a=input b=other axis=dim",
-    "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
+    "tile": "reps=dims", "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
     **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
 }  # fmt: skip
 _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
@@ -70,40 +69,34 @@ _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 
 # --- A tensor and a Python number -----------------------------------------------------------------
 
-_NUMBERS = (bool, int, float, complex)
+_NUMBERS = (int, float, complex)
 _TAKE_A_NUMBER = {
-    "add", "subtract", "multiply", "divide", "remainder", "floor_divide",
+    "add", "subtract", "multiply", "divide", "remainder", "floor_divide", "power",
     "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
 }  # fmt: skip
 """the functions that accept a number as the second argument"""
+_TAKE_TENSORS = {"maximum", "minimum", "fmax", "fmin", "arctan2", "copysign"}
 
-_OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
+_QUICK = {"concatenate": torch.cat, "expand_dims": torch.unsqueeze}
 """torch's own, which raise a TypeError for arguments that only ours accept"""
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
     """Return a faster function for these types.
 
-    It takes two arguments, a tensor and a Python number, or accepts less than NumPy's.
+    It takes a tensor and a Python number, or accepts less than NumPy's.
     """
-    if frozenset in map(type, types):
-        return _OF_LISTS.get(name)
-    of: Any = getattr(torch, _SAME.get(name, ""), None)
-    are_two = len(types) == 2 and isinstance(getattr(np, name, None), np.ufunc)
-    if not are_two or of is None or not any(kind in _NUMBERS for kind in types):
-        return torch.unsqueeze if name == "expand_dims" else None
-    if name == "power" or (name in _TAKE_A_NUMBER and types[1] in _NUMBERS[1:]):
-        return of  # type: ignore[no-any-return]
-    if types[1] in _NUMBERS:
-        return lambda x1, x2: of(x1, _as_tensor(x2, x1))
-    return lambda x1, x2: of(_as_tensor(x1, x2), x2)
+    if len(types) == 2 and name in _TAKE_A_NUMBER | _TAKE_TENSORS:
+        of = getattr(torch, _SAME[name])
+        if types[1] in _NUMBERS:
+            return of if name in _TAKE_A_NUMBER else lambda x1, x2: of(x1, _as_tensor(x2, x1))
+        if types[0] in _NUMBERS:
+            return lambda x1, x2: of(_as_tensor(x1, x2), x2)
+    return _QUICK.get(name)
 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
-    """Return a number as a tensor on x's device, in x's dtype if that can hold it."""
-    if x.is_floating_point() and type(number) is not complex:
-        return torch.scalar_tensor(number, dtype=x.dtype, device=x.device)
-    return x.new_zeros(()) + number  # Dynamo traces no torch.result_type
+    return torch.scalar_tensor(number, dtype=torch.result_type(x, number), device=x.device)
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:
@@ -118,19 +111,7 @@ def as_float(x: Tensor, dtype: Any = None) -> Tensor:
 
 
 def np_sign(x: Tensor) -> Tensor:
-    sign = torch.sign(x)
-    return torch.where(torch.isnan(x), x.detach(), sign) if x.is_floating_point() else sign
-
-
-def np_clip(
-    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
-) -> Tensor:
-    """Clip by maximum and minimum: torch.clamp has another derivative than NumPy at its bounds."""
-    low, high = (a_min if min is None else min), (a_max if max is None else max)
-    for of, bound in ((torch.maximum, low), (torch.minimum, high)):
-        if bound is not None:
-            a = of(a, _as_tensor(bound, a) if isinstance(bound, _NUMBERS) else bound)
-    return a
+    return torch.where(torch.isnan(x), x.detach(), torch.sign(x))
 
 
 _OF_FLOATS = {
@@ -149,10 +130,7 @@ def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
     """Promote tensors as NumPy does; torch's products need one dtype."""
-    dtypes = [tensor.dtype for tensor in tensors]
-    if dtypes.count(dtypes[0]) == len(dtypes):
-        return list(tensors)
-    dtype = functools.reduce(torch.promote_types, dtypes)
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
     return [tensor.to(dtype) for tensor in tensors]
 
 
@@ -164,24 +142,21 @@ def _flat(a: Tensor, axis: int | None) -> tuple[Tensor, int]:
 # --- Reductions -----------------------------------------------------------------------------------
 
 
-def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
-    axes = axes_of(a, axis)
-    if a.ndim and not axes:
-        raise NotImplementedError(
-            "torch reduces over all axes where NumPy reduces over none, axis=()"
-        )
-    return axes
+def _reduced(
+    of: Callable[..., Tensor], a: Tensor, axis: Axis, keepdims: bool, **options: Any
+) -> Tensor:
+    axes = axis if type(axis) is int and a.ndim else axes_of(a, axis)
+    if axes == ():  # torch would reduce over all axes
+        return of(a[..., None], -1, **options)
+    return of(a, axes, keepdim=keepdims, **options)
 
 
 def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
-    if axis is None and not keepdims:
-        return torch.sum(a, dtype=dtype_of(dtype))
-    if type(axis) is int and dtype is None and a.ndim:
-        return torch.sum(a, axis, keepdims)
-    axes = axes_of(a, axis)
-    if axis is not None and not axes:  # torch would sum over all
-        return a.to(dtype_of(dtype)) if dtype else a
-    return torch.sum(a, axes, keepdim=keepdims, dtype=dtype_of(dtype))
+    return _reduced(torch.sum, a, axis, keepdims, dtype=dtype_of(dtype))
+
+
+def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    return _reduced(torch.mean, as_float(a, dtype), axis, keepdims)
 
 
 def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
@@ -195,22 +170,13 @@ def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool =
 def _reduction(
     of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
 ) -> Callable[..., Tensor]:
-    def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-        axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
-        return of(as_input(a), axes, keepdim=keepdims)
-
-    return reduce
+    return lambda a, axis=None, *, keepdims=False: _reduced(of, as_input(a), axis, keepdims)
 
 
 np_max, np_min = _reduction(torch.amax), _reduction(torch.amin)
 np_any = _reduction(torch.any, lambda a: a.to(torch.bool))
 np_all = _reduction(torch.all, lambda a: a.to(torch.bool))
 np_special_logsumexp = _reduction(torch.logsumexp)
-
-
-def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
-    axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
-    return torch.mean(as_float(a, dtype), axes, keepdim=keepdims)
 
 
 def _cumulative(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -234,14 +200,6 @@ np_sort, np_argsort = _sorted(0), _sorted(1)
 
 
 # --- Shapes ---------------------------------------------------------------------------------------
-
-
-def np_reshape(a: Tensor, /, shape: int | Sequence[int]) -> Tensor:
-    return a.reshape(shape)
-
-
-def np_tile(A: Tensor, reps: int | Sequence[int]) -> Tensor:  # noqa: N803
-    return A.tile(reps)
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
+from cgshim.ops import _algebra, _elementwise, _numpy
 from cgshim.ops._control import cond as cond, scan as scan, while_loop as while_loop
 from cgshim.ops._numpy import (
     cached_function,
@@ -35,11 +35,11 @@ from cgshim.ops._tensors import (
 
 def _definition(name: str) -> Callable[..., Any] | None:
     """Return cgshim's own definition of this NumPy function, or None."""
-    for module in (_statistics, _elementwise, _algebra, _special):
+    for module in (_elementwise, _algebra):
         function = vars(module).get(name.replace(".", "_"))
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             return function
-    return _algebra.WITH_PARAMETERS.get(name) or _elementwise.MOVES.get(name)
+    return _algebra.WITH_PARAMETERS.get(name) or _elementwise.WITH_PARAMETERS.get(name)
 
 
 _numpy.definition = _definition

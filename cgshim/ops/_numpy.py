@@ -22,7 +22,7 @@ from cgshim._errors import add_origin, describe
 from cgshim._foreign import KERAS, constant_when_traced, is_traced, not_converted
 from cgshim._pytree import as_tensor
 from cgshim._registry import load, name_of
-from cgshim.backend import Backend, BackendError, Tensor, dtype_name, is_differentiable, refusal
+from cgshim.backend import Backend, BackendError, dtype_name, is_differentiable, refusal
 
 NumPyFunction = Callable[..., Any]
 
@@ -102,52 +102,34 @@ def _is_elementwise(name: str) -> bool:
 def _numpy_named(name: str) -> NumPyFunction:
     elementwise = _is_elementwise(name)
 
-    # Most calls have one or two arguments, or one and an axis. Code by these names, without
-    # helpers, takes half the time.
-    def function(
-        x: Any = _NOTHING, y: Any = _NOTHING, /, *rest: Any, axis: Any = _NOTHING, **options: Any
-    ) -> Any:
+    # without helpers: many calls take only a microsecond in the framework
+    def function(*args: Any, **options: Any) -> Any:
         chosen = choice_for_plans()
-        if chosen is not False:
-            of_x: Any = type(x)
-            of_y: Any = type(y)
-            if of_x is list or of_x is tuple:
-                of_x = frozenset(map(type, x))
-            if of_y is list or of_y is tuple:
-                of_y = frozenset(map(type, y))
-            key: Any = (name, chosen, of_x, of_y)
-            if rest:
-                key += (*map(type, rest),)
-            way = _ways.get(key, _UNKNOWN)
-            if way is _UNKNOWN:
-                way = _learnt(key, _passed(x, y, *rest), elementwise)
+        if chosen is not False and (not options or _PLAIN.issuperset(map(type, options.values()))):
+            way = _ways.get((name, chosen, *map(type, args)), _UNKNOWN)
             try:
-                if way is not None and not (rest or options):
-                    if axis is _NOTHING:
-                        return way(x) if y is _NOTHING else way(x, y)
-                    if y is _NOTHING and type(axis) in SIMPLE:
-                        return way(x, axis=axis)
-                if axis is not _NOTHING:
-                    options["axis"] = axis
-                if way is not None and (not options or _are_numbers(options)):
-                    return way(x, **options) if y is _NOTHING else way(x, y, *rest, **options)
+                if way is _UNKNOWN:  # a list's type is the set of its items' types
+                    types = [
+                        frozenset(map(type, x)) if type(x) in _LISTS else type(x) for x in args
+                    ]
+                    key = (name, chosen, *types)
+                    way = _ways[key] if key in _ways else _learnt(key, args, elementwise)
+                if way is not None:
+                    return way(*args, **options)
             except Exception:  # noqa: BLE001  # again below, with a note
                 pass
-        if axis is not _NOTHING:
-            options["axis"] = axis
-        return _looked_at(name, elementwise, _passed(x, y, *rest), options)
+        return _looked_at(name, elementwise, args, options)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
     return function
 
 
-_NOTHING: Any = object()
-"""marks a missing argument"""
+_PLAIN = SIMPLE | {tuple}
+"""types of options that hold no array of another framework, or fail in the framework"""
 
 
-def _passed(*args: Any) -> list[Any]:
-    return [arg for arg in args if arg is not _NOTHING]
+_LISTS = (list, tuple)
 
 
 def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -185,15 +167,6 @@ _MOST = 10_000
 _UNKNOWN: Any = object()
 
 
-def _are_numbers(options: dict[str, Any]) -> bool:
-    """Return True if options hold only numbers, names, and tuples of these."""
-    for value in options.values():
-        is_simple = type(value) in SIMPLE
-        if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
-            return False
-    return True
-
-
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
     """Return and cache the framework's function for argument types; None if they do not decide.
 
@@ -210,7 +183,7 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
         backend = load(framework)
         if all(map(backend.is_tensor, tensors)):
             offers = getattr(backend, "numpy_function_of", None)
-            way = offers and offers(name, tuple(types[: len(args)]))
+            way = offers and offers(name, tuple(types))
             if way is None:
                 way = function_of(backend, name)
                 if elementwise and len(tensors) < len(args):
@@ -279,17 +252,19 @@ def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
 
 def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
     """Return args with Python numbers as tensors, in the dtype of the other tensors if possible."""
-    tensors = [arg for arg in args if backend.is_tensor(arg)]
+    dtype = next((arg.dtype for arg in args if backend.is_tensor(arg)), None)
     return [
-        _bend(backend, arg, tensors) if isinstance(arg, (int, float, complex)) else arg
+        backend.convert_to_tensor(arg, dtype if _can_hold(dtype, type(arg)) else None)
+        if isinstance(arg, (int, float, complex))
+        else arg
         for arg in args
     ]
 
 
-def _bend(backend: Backend, number: complex, tensors: Sequence[Tensor]) -> Tensor:
-    if not tensors:
-        return backend.convert_to_tensor(number)
-    kind = tensors[0].dtype
-    fits = is_complex(kind) or (isinstance(number, (int, float)) and is_differentiable(kind))
-    fits = fits or (isinstance(number, int) and dtype_name(kind) != "bool")
-    return backend.convert_to_tensor(number, kind if fits else None)
+@functools.cache
+def _can_hold(dtype: Any, number: type) -> bool:
+    """Return True if the dtype of a tensor can hold a Python number of this type."""
+    if dtype is None or issubclass(number, complex):
+        return dtype is not None and is_complex(dtype)
+    is_integer = issubclass(number, int) and dtype_name(dtype) != "bool"
+    return is_integer or is_differentiable(dtype)

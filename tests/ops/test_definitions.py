@@ -15,7 +15,7 @@ from calls import CALLS, name_of
 import cgshim
 from cgshim import ops
 from cgshim._registry import load
-from cgshim.ops import _numpy, _special, _tensors
+from cgshim.ops import _elementwise, _numpy, _tensors
 from cgshim.testing.conformance import Framework
 
 REFUSED = {"quantile(n, 0.3, method='lower')", "diff(n, prepend=0.0)", "pad(v, 1, mode='mean')"}
@@ -44,8 +44,8 @@ def test_a_definition_has_numpys_numbers(name: str, monkeypatch: pytest.MonkeyPa
 def test_a_definition_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None)
     _forget(monkeypatch)
-    monkeypatch.setattr(_special, "special_expit", lambda x: 3 * x)
-    monkeypatch.setattr(_special.special_expit, "__module__", _special.__name__)
+    monkeypatch.setattr(_elementwise, "special_expit", lambda x: 3 * x)
+    monkeypatch.setattr(_elementwise.special_expit, "__module__", _elementwise.__name__)
     assert "for" in compare.outcome("special.expit(a)", "numpy")
 
 
