@@ -204,7 +204,8 @@ class Run:
         self.call, self.rule, self.refuse, self.count = call, rule, refuse, len(rule.shapes)
         self.inputs = args[: self.count] if rule.needs_inputs else ()
         self.variables = args[self.count :]
-        self.specs = [(x.shape, x.dtype) for x in args]
+        variables = [(x.shape, x.dtype) for x in map(value_of, self.variables)]
+        self.specs = [*zip(rule.shapes, rule.dtypes, strict=True), *variables]
 
     def converted(self) -> Converted:
         """Return the rule without its residuals."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib.util
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,10 +102,10 @@ def _is_elementwise(name: str) -> bool:
 def _numpy_named(name: str) -> NumPyFunction:
     elementwise = _is_elementwise(name)
 
-    # without helpers: many calls take only a microsecond in the framework
+    # without helpers: many calls take only a microsecond in the framework itself
     def function(*args: Any, **options: Any) -> Any:
         chosen = choice_for_plans()
-        if chosen is not False and (not options or _PLAIN.issuperset(map(type, options.values()))):
+        if chosen is not False and (not options or _are_numbers(options.values())):
             way = _ways.get((name, chosen, *map(type, args)), _UNKNOWN)
             try:
                 if way is _UNKNOWN:  # a list's type is the set of its items' types
@@ -125,8 +125,11 @@ def _numpy_named(name: str) -> NumPyFunction:
     return function
 
 
-_PLAIN = SIMPLE | {tuple}
-"""types of options that hold no array of another framework, or fail in the framework"""
+def _are_numbers(values: Collection[Any]) -> bool:
+    """Return True for numbers, names, and tuples of these."""
+    return SIMPLE.issuperset(map(type, values)) or all(
+        SIMPLE.issuperset(map(type, x)) if type(x) is tuple else type(x) in SIMPLE for x in values
+    )
 
 
 _LISTS = (list, tuple)
@@ -174,7 +177,7 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
     for numbers, also in lists and tuples. A list's type is the set of its items' types.
     """
     name, chosen, *types = key
-    leaves = [leaf for arg in args for leaf in (arg if type(arg) in (list, tuple) else (arg,))]
+    leaves = [leaf for arg in args for leaf in (arg if type(arg) in _LISTS else (arg,))]
     tensors = [leaf for leaf in leaves if type(leaf) not in SIMPLE]
     frameworks = {framework_of_type(type(tensor)) for tensor in tensors}
     (framework,) = frameworks if len(frameworks) == 1 else (None,)
@@ -261,7 +264,6 @@ def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
     ]
 
 
-@functools.cache
 def _can_hold(dtype: Any, number: type) -> bool:
     """Return True if the dtype of a tensor can hold a Python number of this type."""
     if dtype is None or issubclass(number, complex):
