@@ -76,6 +76,7 @@ _TAKE_A_NUMBER = {
 }  # fmt: skip
 """the functions that accept a number as the second argument"""
 _TAKE_TENSORS = {"maximum", "minimum", "fmax", "fmin", "arctan2", "copysign"}
+"""functions of two tensors that users often call with a number"""
 
 _QUICK = {"concatenate": torch.cat, "expand_dims": torch.unsqueeze}
 """torch's own, which raise a TypeError for arguments that only ours accept"""
@@ -96,6 +97,10 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
+    """Return a number as a tensor on x's device, in x's dtype if that can hold it.
+
+    Only eager code calls it: Dynamo traces no ``torch.result_type``.
+    """
     return torch.scalar_tensor(number, dtype=torch.result_type(x, number), device=x.device)
 
 
