@@ -204,8 +204,6 @@ class Run:
         self.call, self.rule, self.refuse, self.count = call, rule, refuse, len(rule.shapes)
         self.inputs = args[: self.count] if rule.needs_inputs else ()
         self.variables = args[self.count :]
-        variables = [(x.shape, x.dtype) for x in map(value_of, self.variables)]
-        self.specs = [*zip(rule.shapes, rule.dtypes, strict=True), *variables]
 
     def converted(self) -> Converted:
         """Return the rule without its residuals."""
@@ -258,7 +256,9 @@ class Run:
         return subvals(zeros, floats, pushed)
 
     def _zeros(self, at: int) -> Array:
-        return np.zeros(*self.specs[at])
+        variables = [(x.shape, x.dtype) for x in map(value_of, self.variables)]
+        specs = [*zip(self.rule.shapes, self.rule.dtypes, strict=True), *variables]
+        return np.zeros(*specs[at])
 
 
 def _are_same(residuals: Sequence[Array], others: Sequence[Array]) -> bool:
