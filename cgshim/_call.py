@@ -146,18 +146,29 @@ class Call:
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs and return its result unchecked."""
-        arguments, options, f = self.arguments, self.options, self.f
-        if self.takes_needs_input_grad:
-            needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
-            options = {**options, "needs_input_grad": arguments.structured(needed)}
-        args = inputs if arguments.are_tensors else combine_each(arguments.specs, inputs)
         if is_traced():
-            return f(*args, **options)
+            args, options = self._given(inputs)
+            return self.f(*args, **options)
+        return self.run_eagerly(inputs)
+
+    def run_eagerly(self, inputs: Sequence[Tensor]) -> Any:
+        """Run f as `run` does, where torch.compile does not trace."""
+        args, options = inputs, self.options
+        if self.takes_needs_input_grad or not self.arguments.are_tensors:
+            args, options = self._given(inputs)
         try:
-            return run_on(self.backend, inputs, False, f, *args, **options)
+            return run_on(self.backend, inputs, False, self.f, *args, **options)
         except Exception as error:
             add_origin(error, self.name, "f")
             raise
+
+    def _given(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments and the options of f."""
+        arguments, options = self.arguments, self.options
+        if self.takes_needs_input_grad:
+            needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
+            options = {**options, "needs_input_grad": arguments.structured(needed)}
+        return inputs if arguments.are_tensors else combine_each(arguments.specs, inputs), options
 
     def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
         """Return the output's tensors and the rule from the result of a run of f on inputs."""

@@ -7,7 +7,6 @@ attaches a rule that closes over only tensors and numbers. Every other call cont
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -23,7 +22,7 @@ from cgshim_torch._private import is_transformed
 
 
 class PlainCalls:
-    """Run the calls of an op whose arguments have the same types."""
+    """Run the calls of an op with tensors as arguments, whose types are the same."""
 
     __slots__ = ("call", "code", "count", "signature")
 
@@ -39,25 +38,20 @@ class PlainCalls:
         if is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
         recording = torch.is_grad_enabled()
-        inputs = [x.detach() if x.requires_grad else x for x in args] if recording else args
+        inputs, own, is_constant = [], {}, True
+        for x in args:
+            seen = x
+            if recording and x.requires_grad:
+                seen, is_constant = x.detach(), False
+            inputs.append(seen)
+            own[id(seen)] = x
         result = run_checked(call, inputs)
-        signature = self.signature_of(result, inputs)
+        signature = self.signature_of(result, own)
         if signature is None:
             return attach_to(call, args, inputs, result)
-        is_constant = all(map(operator.is_, inputs, args))
-        return result[0] if is_constant else self.attach(call, signature, args, inputs, *result)
-
-    def attach(
-        self,
-        call: Call,
-        signature: RuleSignature,
-        args: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        output: Any,
-        grad_fn: FunctionType,
-    ) -> Any:
-        """Return the output of f with the gradient of a plain rule."""
-        own = dict(zip(map(id, inputs), args, strict=True))
+        output, grad_fn = result
+        if is_constant:
+            return output
         if self.count is None:
             results = own[id(output)] = output.detach()
         else:
@@ -67,7 +61,7 @@ class PlainCalls:
         saved = run.saved_of(grad_fn, own, args)
         return CustomGradient.apply((run, saved, results), *args)
 
-    def signature_of(self, result: Any, inputs: Sequence[Tensor]) -> RuleSignature | None:
+    def signature_of(self, result: Any, own: Mapping[int, Tensor]) -> RuleSignature | None:
         """Return how to call a rule if it and the output are plain.
 
         None if f captured something or returned an argument.
@@ -82,11 +76,8 @@ class PlainCalls:
         else:
             return None
         for y in outputs:
-            if type(y) is not torch.Tensor or y.requires_grad or y._is_view():
+            if type(y) is not torch.Tensor or y.requires_grad or y._is_view() or id(y) in own:
                 return None
-            for x in inputs:
-                if x is y:
-                    return None
         if grad_fn.__code__ is not self.code or count != self.count:
             _, spec = partition(self.call.name, self.call.backend, output)
             signature = self.call.signature_of(grad_fn, spec)

@@ -8,7 +8,6 @@ an output is one already, and for the others f runs again (`Recomputed`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -47,7 +46,7 @@ def run_checked(call: Call, inputs: Sequence[Tensor]) -> Any:
     """Run f; raise an error if it writes to its inputs, and undo a change of the grad mode."""
     versions, recording = versions_of(inputs), torch.is_grad_enabled()
     try:
-        result = call.run(inputs)
+        result = call.run_eagerly(inputs)
     finally:
         if torch.is_grad_enabled() is not recording:  # as after Function.forward
             torch.set_grad_enabled(recording)
@@ -110,12 +109,9 @@ def _results_of(
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return the version counters of tensors; inference tensors have none."""
     try:
-        return list(map(_version_of, tensors))
+        return [t._version for t in tensors]
     except RuntimeError:
         return [0 if t.is_inference() else t._version for t in tensors]
-
-
-_version_of: Any = operator.attrgetter("_version")
 
 
 class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -132,7 +128,7 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
         run = ctx.run
         # an op that saves nothing allows several backward passes
         saved = ctx.saved_tensors if run.saves else ()
-        if not run.is_plain or torch.is_grad_enabled() or is_any_autocast_enabled():
+        if run.is_special or torch.is_grad_enabled() or is_any_autocast_enabled():
             return None, *run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
         gradients, _ = run.signature.gradients(
             run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
@@ -156,6 +152,8 @@ class Run:
     """the indices of the residuals that f made"""
     order: Sequence[int] = ()
     """the indices of all these tensors among the saved ones; empty without duplicates"""
+    is_special: Any = False
+    """true unless a first derivative calls the rule on the saved tensors unchanged"""
 
     def __init__(
         self,
@@ -171,12 +169,6 @@ class Run:
             if torch.is_autocast_enabled(kind):
                 self.autocast = kind, torch.get_autocast_dtype(kind)
 
-    @property
-    def is_plain(self) -> bool:
-        """True if a first derivative calls the rule on the saved tensors unchanged."""
-        changes = self.needed or self.variables or self.autocast or self.refuse or self.order
-        return not (changes or self.call.kind_of_rule.is_transpose)
-
     def saved_of(
         self,
         grad_fn: Any,
@@ -189,36 +181,37 @@ class Run:
         own are f's inputs and outputs by id, in their attached form.
         """
         call = self.call
-        residuals, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
-        self.count = len(residuals)
-        saved, made = [], []
-        for at, t in enumerate(residuals):
+        saved, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
+        self.count = len(saved)
+        for at, t in enumerate(saved):
             known = own.get(id(t))
-            if known is None and is_differentiable(t.dtype):
-                made.append(at)
-            saved.append(t if known is None else known)
-        if made:
-            self.made = made
+            if known is not None:
+                saved[at] = known
+            elif is_differentiable(t.dtype):
+                self.made = [*self.made, at]
         if variables:
             self.variables = len(variables)
-            for at in made:  # else the graph of the variables in f stays alive
+            for at in self.made:  # else the graph of the variables in f stays alive
                 if saved[at].requires_grad and not _leaves_besides([saved[at]], variables):
                     saved[at] = saved[at].detach()
             saved += variables
         if opaque or call.once_differentiable:
             is_lost = lambda t: not (t.requires_grad and t.is_leaf)
             self.refuse = refusal_for(call, opaque, is_lost)
-        if self.signature.form == "arguments" or (made and self.refuse is None):
+        if self.signature.form == "arguments" or (self.made and self.refuse is None):
             saved += inputs
         if self.refuse is not None:
             # empty functions of the inputs: the gradient depends on unsaved inputs too
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
         self.saves = bool(saved)
-        if len(set(map(id, saved))) < len(saved):  # hooks that copy get each tensor once
-            once = {id(t): t for t in saved}
+        if len(saved) > 1 and len(set(map(id, saved))) < len(saved):
+            once = {id(t): t for t in saved}  # hooks that copy get each tensor once
             places = [*once]
             self.order = [places.index(id(t)) for t in saved]
-            return [*once.values()]
+            saved = [*once.values()]
+        self.is_special = self.needed or variables or self.autocast or self.refuse or self.order
+        if call.kind_of_rule.is_transpose:
+            self.is_special = True
         return saved
 
     def gradients(
