@@ -1,7 +1,7 @@
 """Find and load backends: the modules in the entry-point group `cgshim.backends`.
 
 A backend is registered under the import root of its framework. No framework is imported before it
-is used. A backend that fails to load is not imported again in this process.
+is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cgshim._dtype_names import let_name_dtypes
-from cgshim._errors import BackendError, listing, refusal, sentence
+from cgshim._errors import BackendError, listing, refusal
 from cgshim._foreign import constant_when_traced
 from cgshim._protocol import REQUIRED, Backend
 
@@ -35,14 +35,10 @@ def aliases() -> dict[str, str]:
 
 
 def _registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name; cgshim's own cannot be replaced."""
+    """Return the entry points of a group by name."""
     from importlib import metadata  # takes 30 ms, and many programs do not need it
 
-    found = sorted(
-        metadata.entry_points(group=group), key=lambda entry: owner_of(entry) == "cgshim"
-    )
-    # every call has arguments of Python's own types
-    return {entry.name: entry for entry in found if entry.name not in sys.stdlib_module_names}
+    return {entry.name: entry for entry in metadata.entry_points(group=group)}
 
 
 def owner_of(entry: EntryPoint) -> str:
@@ -83,7 +79,6 @@ def load(name: str) -> Backend:
 
 
 _backends: dict[str, Backend] = {}
-_failures: dict[str, str] = {}
 
 
 @constant_when_traced
@@ -93,22 +88,16 @@ def _import(name: str) -> bool:
         return True
     if (entry := entry_points().get(name)) is None:
         raise _unknown(name)
-    if name in _failures:
-        raise BackendError(_failures[name])
+    backend = f"the backend {name!r} of {owner_of(entry)}"
+    do = f"fix or uninstall {owner_of(entry)}" if is_importable(name) else command_to_install(entry)
     try:
         module: Any = entry.load()
-        missing = [member for member in REQUIRED if not callable(getattr(module, member, None))]
     except (Exception, SystemExit) as error:  # a backend may be another library's code
-        if not is_importable(name):  # it may be installed before the next call
-            raise refusal(BackendError, "cgshim", must=f"the backend {name!r} needs its framework",
-                          got=said(error), do=command_to_install(entry)) from error  # fmt: skip
-        _failures[name] = _broken(entry, "must import", said(error))
-        raise BackendError(_failures[name]) from error
-    if missing:
-        _failures[name] = _broken(
-            entry, "must have the functions of a backend", f"no {listing(missing)}"
-        )
-        raise BackendError(_failures[name])
+        raise refusal(BackendError, "cgshim", must=f"{backend} must import",
+                      got=said(error), do=do) from error  # fmt: skip
+    if missing := [member for member in REQUIRED if not hasattr(module, member)]:
+        raise refusal(BackendError, "cgshim", must=f"{backend} must have the functions of a backend",
+                      got=f"no {listing(missing)}", do=do)  # fmt: skip
     if hasattr(module, "dtype_name"):
         for root in [name, *(root for root, of in aliases().items() if of == name)]:
             let_name_dtypes(root, module.dtype_name)
@@ -119,12 +108,6 @@ def _import(name: str) -> bool:
 def said(error: BaseException) -> str:
     """Return an error's class and message, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _broken(entry: EntryPoint, must: str, got: str) -> str:
-    owner = owner_of(entry)
-    return sentence("cgshim", must=f"the backend {entry.name!r} of {owner} {must}", got=got,
-                    do=f"fix or uninstall {owner}, and restart Python")  # fmt: skip
 
 
 def command_to_install(entry: EntryPoint) -> str:

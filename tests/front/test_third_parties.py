@@ -29,7 +29,7 @@ def alien(install, monkeypatch):
 
 WHO = (
     "cgshim: the backend 'alien' of alien-plugin must import, got {}; "
-    "fix or uninstall alien-plugin, and restart Python"
+    "fix or uninstall alien-plugin"
 )
 BROKEN = {
     "its module raises": (
