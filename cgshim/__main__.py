@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m cgshim", description=__doc__,
         epilog="conformance BACKEND runs the conformance cases of one backend: conformance --help",
     )  # fmt: skip
-    parser.add_argument("names", nargs="*", help="backends that must work; by default all are tried")
+    parser.add_argument(
+        "names", nargs="*", help="backends that must work; by default all are tried"
+    )
     names = parser.parse_args(arguments).names
     states = {name: _state(name) for name in names or entry_points()}
     for name, state in states.items():

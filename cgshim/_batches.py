@@ -119,11 +119,11 @@ def _which_have_batch(
         raise refusal(CustomGradientTypeError, op,
                       must="out_batched must be a bool, or bools structured as the output",
                       got=describe_tree(flags), do="return True if all of the output has the batch")  # fmt: skip
-    for y, has, path in zip(outputs, have, spec.paths("the output"), strict=True):
+    for at, (y, has) in enumerate(zip(outputs, have, strict=True)):
         first = shape_of(y.shape)[:1]
         if isinstance(size, int) and has and first not in ((size,), (None,), (...,)):
             raise refusal(CustomGradientValueError, op,
-                          must=f"{path} must have the batch of {size} for its first axis",
+                          must=f"{spec.path('the output', at)} must have the batch of {size} for its first axis",
                           got=describe(y), do="say in out_batched that it has none")  # fmt: skip
     return have
 

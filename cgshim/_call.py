@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from cgshim._closure import SIMPLE, path_to, tensors_inside
+from cgshim._closure import SIMPLE, paths_to, tensors_inside
 from cgshim._dispatch import backend_for, chosen_backend, framework_of, is_numpy_array, run_on
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
@@ -330,8 +330,8 @@ class Call:
 
     def _shown(self, tensor: object) -> str:
         """Describe a tensor, with the path where f holds it if the path is long."""
-        path = path_to(tensor, self.f) or ""
-        return f"{describe(tensor)} ({path})" if set(".[") & set(path) else describe(tensor)
+        [path] = paths_to([tensor], self.f, depth=5)
+        return f"{describe(tensor)} ({path})" if set(".[") & set(path or "") else describe(tensor)
 
     def option_of(self, tensor: object) -> str | None:
         """Return the name of the option that holds a tensor, or None."""

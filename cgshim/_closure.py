@@ -298,10 +298,11 @@ def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 6) -> 
     return [tensor for tensor, _ in _walk(x, is_tensor, depth)]
 
 
-def path_to(thing: Any, function: Any, depth: int = 5) -> str | None:
-    """Return the path to a thing in a function, such as ``solver.history[0]``, or None."""
-    found = _walk(function, lambda x: x is thing, depth)
-    return _written(found[0][1]) if found else None
+def paths_to(things: Sequence[Any], x: Any, depth: int = 20) -> list[str | None]:
+    """Return the path to each thing in an object, such as ``solver.history[0]``, or None."""
+    wanted = set(map(id, things))
+    found = {id(thing): step for thing, step in _walk(x, lambda x: id(x) in wanted, depth)}
+    return [_written(found[id(x)]) if id(x) in found else None for x in things]
 
 
 Step = tuple[Any, str, Any]
@@ -353,7 +354,9 @@ def _named_parts(x: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(x, dict):
         return [("[{!r}]", key, held) for key, held in x.items()]
     if isinstance(x, (list, tuple)):
-        return [("[{}]", at, held) for at, held in enumerate(x)]
+        fields = getattr(x, "_fields", None)  # of a namedtuple
+        form, names = (".{}", fields) if fields else ("[{}]", range(len(x)))
+        return [(form, name, held) for name, held in zip(names, x, strict=True)]
     if isinstance(x, (set, frozenset)):
         return [("", None, held) for held in x]
     return [(".{}", name, held) for name, held in _attributes_of(x).items()]

@@ -88,19 +88,17 @@ def op_embed_gradient(
                       got=f"{describe_tree(gx)} for x {describe_tree(x)}",
                       do="give one gradient for each tensor of x")  # fmt: skip
     value = _value(op, backend, fx, tensors[0])
-    wanted = [
-        (source, _gradient(op, backend, gradient, source, path), _index(op, value, source, path))
-        for source, gradient, path in zip(tensors, aligned, spec.paths("x"), strict=True)
-        if gradient is not None
-    ]
-    sources, gradients = (
-        [source for source, _, _ in wanted],
-        [gradient for _, gradient, _ in wanted],
-    )
+    sources, gradients, indices = [], [], []
+    for at, (source, gradient) in enumerate(zip(tensors, aligned, strict=True)):
+        if gradient is not None:
+            path = partial(spec.path, "x", at)
+            sources.append(source)
+            gradients.append(_gradient(op, backend, gradient, source, path))
+            indices.append(_index(op, value, source, path))
     if not fx_gx_manually_stopped:
         value, *gradients = map(backend.stop_gradient, [value, *gradients])
     embed = _embed if name is None else CustomGradient(_with_gradients, forward_mode=True, name=op)
-    return embed(value, *gradients, *sources, backend=backend, indices=[at for _, _, at in wanted])
+    return embed(value, *gradients, *sources, backend=backend, indices=indices)
 
 
 @not_converted
@@ -133,30 +131,32 @@ def _value(op: str, backend: Backend, fx: Any, x: Tensor) -> Tensor:
     return value
 
 
-def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
+def _gradient(
+    op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]
+) -> Tensor:
     """Return a gradient in the shape and the dtype of x; a scalar applies to every element."""
     tensor = as_tensor(op, backend, gradient, x)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
     if is_complex(tensor.dtype) and not is_complex(x.dtype):
         raise refusal(CustomGradientValueError, op,
-                      must=f"the gradient gx for {path} must be real as it is",
+                      must=f"the gradient gx for {path()} must be real as it is",
                       got=f"{describe(tensor)} for {describe(x)}", do="take its real part")  # fmt: skip
     if shape_of(tensor.shape) == () != shape_of(x.shape):
         from cgshim import ops  # imports NumPy, which `import cgshim` does not
 
         tensor = ops.ones_like(x) * backend.convert_to_tensor(tensor, x.dtype)
-    return check_gradient(op, backend, tensor, x.shape, x.dtype, partial(str, path))
+    return check_gradient(op, backend, tensor, x.shape, x.dtype, path)
 
 
-def _index(op: str, fx: Tensor, x: Tensor, path: str) -> tuple[Any, ...]:
+def _index(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> tuple[Any, ...]:
     """Return the index that broadcasts a tensor like fx against one like x."""
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
     is_value = all(size == 1 for size in batch)  # one value broadcasts as a scalar
     is_batch = ... not in (*batch, *shape) and fits(shape[: len(batch)], batch)
     if not (is_value or is_batch) or (is_complex(fx.dtype) and not is_complex(x.dtype)):
         raise refusal(CustomGradientValueError, op,
-                      must=f"fx must be a scalar or one value for each leading index of {path}, and real if that is",
+                      must=f"fx must be a scalar or one value for each leading index of {path()}, and real if that is",
                       got=f"{describe(x)} for fx {describe(fx)}",
                       do="reduce fx, or embed its real and imaginary part by themselves")  # fmt: skip
     return (0,) * len(batch) if is_value else (..., *[None] * (len(shape) - len(batch)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._closure import SIMPLE, tensors_inside
+from cgshim._closure import SIMPLE, paths_to, tensors_inside
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
@@ -77,26 +76,37 @@ class TreeSpec:
             return [None] * self.count
         if (leaves := self.align_exactly(gradient)) is not None:
             return leaves
-        skeleton = self._skeleton()
-        return None if skeleton is None else _align(self._backend, skeleton, gradient)
+        tree = self._with_slots([SLOT] * self.count)
+        return None if tree is None else self.align_exactly(_filled(self._backend, tree, gradient))
 
     def align_exactly(self, gradient: Any) -> list[Any] | None:
         """Return the leaves of a gradient with exactly this structure; None otherwise."""
         leaves, structure = self._backend.tree_flatten(gradient)
         return [leaves[at] for at in self._tensor_at] if structure == self._structure else None
 
+    def path(self, name: str, at: int) -> str:
+        """Return a tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
+        return self.paths(name)[at]
+
     def paths(self, name: str) -> list[str]:
-        """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
-        skeleton = self._skeleton()
-        if skeleton is None:
-            return [f"{name} (leaf {at})" for at in self._tensor_at]
-        return _paths(self._backend, skeleton, name)
+        """Return the names of all tensors."""
+        slots = [object() for _ in range(self.count)]
+        paths = paths_to(slots, self._with_slots(slots))
+        return [
+            f"{name} (leaf {at})" if path is None else name + path
+            for at, path in zip(self._tensor_at, paths, strict=True)
+        ]
+
+    @property
+    def places(self) -> Hashable:
+        """The structure of the tree, and which leaves are tensors."""
+        return self._structure, tuple(self._tensor_at)
 
     @property
     def key(self) -> Hashable:
         """A key for this spec; it is hashable if the static leaves are."""
         static = tuple(map(told_apart, self._static))
-        return self._structure, tuple(self._tensor_at), static, self._order()
+        return self.places, static, self._order()
 
     def _order(self) -> Hashable:
         """Return the order of the leaves in the tree.
@@ -111,10 +121,10 @@ class TreeSpec:
         places = {id(slot): at for at, slot in enumerate(slots)}
         return tuple(places[id(x)] for x in tensors_inside(tree, lambda x: id(x) in places, 20))
 
-    def _skeleton(self) -> Any:
-        """Return the tree with a slot for each tensor; None if a class in it accepts only tensors."""
+    def _with_slots(self, slots: Sequence[Any]) -> Any:
+        """Return the tree around slots; None if a class in it accepts only tensors."""
         try:
-            return self.combine([SLOT] * self.count)
+            return self.combine(slots)
         except Exception:  # noqa: BLE001  # of a class that looks at what it is made of
             return None
 
@@ -271,75 +281,36 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return a Python container's keys, or a dataclass's fields, as paths in order; else None."""
-    if isinstance(tree, (list, tuple)):
-        named = fields_of(tree)
-        return [(at, f".{named[at]}" if named else f"[{at}]") for at in range(len(tree))]
-    if type(tree) in (dict, OrderedDict, defaultdict):
-        keys = list(tree)
-        numbered = tree.copy()
-        numbered.update(zip(keys, range(len(keys)), strict=True))
-        order, _ = backend.tree_flatten(numbered)
-        return [(keys[at], f"[{keys[at]!r}]") for at in order]
-    if is_dataclass(tree):
-        names = [field.name for field in fields(tree)]
-        numbered = copy(tree)
-        for at, name in enumerate(names):
-            object.__setattr__(numbered, name, at)
-        try:
-            order, _ = backend.tree_flatten(numbered)
-            return [(names[at], f".{names[at]}") for at in order]
-        except Exception:  # noqa: BLE001  # it is taken apart in another way than by its fields
-            return None
-    return None
-
-
-def _child(tree: Any, key: Any) -> Any:
-    return getattr(tree, key) if isinstance(key, str) and is_dataclass(tree) else tree[key]
-
-
 def fields_of(x: Any) -> Sequence[str] | None:
     """Return the fields of a namedtuple; None for anything else."""
     return getattr(x, "_fields", None) if isinstance(x, tuple) else None
 
 
-def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
-    """Return the leaves of gradient at the slots of tree.
+def _filled(backend: Backend, tree: Any, gradient: Any) -> Any:
+    """Return a gradient with None for each leaf of a branch without a gradient or a tensor.
 
-    None may replace a branch, and a list equals a tuple.
+    A list may stand for a tuple, and any mapping for a dict.
     """
-    if tree is SLOT:
-        return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)
-    slots = [leaf is SLOT for leaf in leaves]
-    if gradient is None or not any(slots):
-        return [None] * sum(slots)
-    children = _children(backend, tree)
-    if children is None:
-        gradients, gradient_structure = backend.tree_flatten(gradient)
-        return (
-            [g for g, slot in zip(gradients, slots, strict=True) if slot]
-            if gradient_structure == structure
-            else None
-        )
-    if not _has_children_of(tree, gradient):
-        return None
-    return joined(
-        [_align(backend, _child(tree, key), _child(gradient, key)) for key, _ in children]
-    )
-
-
-def _has_children_of(tree: Any, gradient: Any) -> bool:
-    """Return True if a gradient has the keys of a Python container, or the fields."""
-    if isinstance(tree, dict):
-        is_like = isinstance(gradient, Mapping) and len(gradient) == len(tree)
-        return is_like and all(key in gradient for key in tree)
-    if is_dataclass(tree):
-        return type(gradient) is type(tree)
-    is_like = isinstance(gradient, (list, tuple)) and len(gradient) == len(tree)
+    if gradient is None or not any(leaf is SLOT for leaf in leaves):
+        return backend.tree_unflatten(structure, [None] * len(leaves))
+    filled: Any
+    if isinstance(tree, dict) and isinstance(gradient, Mapping) and gradient.keys() == tree.keys():
+        filled = copy(tree)
+        filled.update({key: _filled(backend, tree[key], gradient[key]) for key in tree})
+        return filled
+    if is_dataclass(tree) and type(gradient) is type(tree):
+        filled = copy(gradient)
+        for name in [field.name for field in fields(tree)]:
+            part = _filled(backend, getattr(tree, name), getattr(gradient, name))
+            object.__setattr__(filled, name, part)
+        return filled
+    is_like = isinstance(tree, (list, tuple)) and isinstance(gradient, (list, tuple))
     # another namedtuple's fields must not match by position
-    return is_like and fields_of(gradient) in (None, fields_of(tree))
+    if is_like and len(gradient) == len(tree) and fields_of(gradient) in (None, fields_of(tree)):
+        parts = [_filled(backend, *each) for each in zip(tree, gradient, strict=True)]
+        return type(tree)(parts) if fields_of(tree) is None else type(tree)(*parts)
+    return gradient
 
 
 def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:
@@ -350,17 +321,3 @@ def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:
             return None
         leaves += part
     return leaves
-
-
-def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
-    if tree is SLOT:
-        return [name]
-    leaves, _ = backend.tree_flatten(tree)
-    children = _children(backend, tree) if any(leaf is SLOT for leaf in leaves) else ()
-    if children is not None:
-        return [
-            path
-            for key, suffix in children
-            for path in _paths(backend, _child(tree, key), name + suffix)
-        ]
-    return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is SLOT]

@@ -200,13 +200,13 @@ class Rule:
                           must="jvp_fn must return a tangent structured as the output",
                           got=describe_tree(result),
                           do=f"return {describe_tree(output.combine(outputs))}")  # fmt: skip
-        paths = output.paths("the output")
         return [
             check_gradient(
-                op, arguments.backend, t, y.shape, y.dtype, functools.partial(str, path), "tangent"
+                op, arguments.backend, t, y.shape, y.dtype,
+                functools.partial(output.path, "the output", at), "tangent",
             )
-            for t, y, path in zip(leaves, outputs, paths, strict=True)
-        ]
+            for at, (t, y) in enumerate(zip(leaves, outputs, strict=True))
+        ]  # fmt: skip
 
     @property
     def takes_needs_input_grad(self) -> bool:

@@ -422,9 +422,9 @@ def _fitting(
                       got=describe_tree(tree),
                       do=f"write them as {describe_tree(spec.combine(tensors))}")  # fmt: skip
     fitting = []
-    for leaf, x, path in zip(leaves, tensors, spec.paths(of), strict=True):
+    for at, (leaf, x) in enumerate(zip(leaves, tensors, strict=True)):
         check = partial(check_gradient, op, backend, leaf, x.shape, x.dtype)
-        checked = beside(backend, x, check, partial(str, path), kind.split()[-1])
+        checked = beside(backend, x, check, partial(spec.path, of, at), kind.split()[-1])
         fitting.append(zeros_like(backend, x) if checked is None else checked)
     return fitting
 

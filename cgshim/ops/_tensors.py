@@ -275,7 +275,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     columns = []
     for other in rest:
         column, other_spec = partition("op_tree_map", backend, other)
-        if other_spec.paths("tree") != spec.paths("tree"):
+        if other_spec.places != spec.places:
             raise refusal(CustomGradientTypeError, "op_tree_map",
                           must=f"the trees must be structured alike ({describe_tree(tree)})",
                           got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip

@@ -61,10 +61,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("module", "what"), FAULTS.values(), ids=FAULTS)
 def test_backend_that_fails_is_named(python, plug_in, module, what) -> None:
-    message = (
-        f"cgshim: the backend 'tiny' of tiny-plugin {what}; "
-        "fix or uninstall tiny-plugin"
-    )
+    message = f"cgshim: the backend 'tiny' of tiny-plugin {what}; fix or uninstall tiny-plugin"
     result = python("-c", LOAD.format(name="tiny"), path=(plug_in(module),))
     printed = result.stdout.replace("imported\n", "")
     assert printed == f"{message}\n{message}\n[4. 9.]\n", result.stderr

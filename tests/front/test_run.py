@@ -29,6 +29,6 @@ def test_a_backend_that_does_not_import_fails_the_run(python, site_without) -> N
     result = python("-S", *PYTEST, str(TESTS / "front"), "--backend", OTHERS[0], path=path)
     assert result.returncode == 4
     assert last_error(result) == (
-        f"ERROR: --backend {OTHERS[0]}: cgshim: the backend {OTHERS[0]!r} needs its framework, "
+        f"ERROR: --backend {OTHERS[0]}: cgshim: the backend {OTHERS[0]!r} of cgshim must import, "
         f"got ModuleNotFoundError: No module named {OTHERS[0]!r}; pip install 'cgshim[{OTHERS[0]}]'"
     )

@@ -28,8 +28,7 @@ def alien(install, monkeypatch):
 
 
 WHO = (
-    "cgshim: the backend 'alien' of alien-plugin must import, got {}; "
-    "fix or uninstall alien-plugin"
+    "cgshim: the backend 'alien' of alien-plugin must import, got {}; fix or uninstall alien-plugin"
 )
 BROKEN = {
     "its module raises": (
