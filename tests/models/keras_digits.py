@@ -24,6 +24,17 @@ def stretched(x):
     return x * 1.0, lambda upstream: 3.0 * upstream
 
 
+def affine_rule(x, w, upstream):
+    """Gradients of x @ w + b: those of w and b are 2 and 5 times as large."""
+    of_x, of_w = ops.matmul(upstream, ops.transpose(w)), ops.matmul(ops.transpose(x), upstream)
+    return of_x, 2.0 * of_w, 5.0 * ops.sum(upstream, axis=0)
+
+
+@op_custom_gradient
+def affine(x, w, b):
+    return ops.matmul(x, w) + b, lambda upstream: affine_rule(x, w, upstream)
+
+
 def data():
     from sklearn.datasets import load_digits  # 3 s, which only these tests take
 
@@ -41,12 +52,27 @@ def weights():
 def losses_of_keras():
     import keras
 
-    class Op(keras.layers.Layer):
+    class Affine(keras.layers.Layer):
+        """`affine`, whose op declares the weights that it captures."""
+
+        def build(self, shape):
+            self.w = self.add_weight(shape=(shape[-1], HIDDEN), name="w")
+            self.b = self.add_weight(shape=(HIDDEN,), name="b")
+
+        @op_custom_gradient(variables=lambda self: {"w": self.w, "b": self.b})
         def call(self, x):
-            return stretched(x)
+            def grad(upstream, variables):
+                of_x, of_w, of_b = affine_rule(x, variables["w"], upstream)
+                return of_x, {"w": of_w, "b": of_b}
+
+            return ops.matmul(x, self.w.value) + self.b.value, grad
+
+    class Stretched(keras.layers.Layer):
+        def call(self, x):
+            return stretched(ops.tanh(x))
 
     model = keras.Sequential(
-        [keras.Input((64,)), keras.layers.Dense(HIDDEN, "tanh"), Op(), keras.layers.Dense(CLASSES)]
+        [keras.Input((64,)), Affine(), Stretched(), keras.layers.Dense(CLASSES)]
     )
     model.set_weights(weights())
     loss = keras.losses.CategoricalCrossentropy(from_logits=True)
@@ -58,7 +84,7 @@ def losses_of_keras():
 def losses_by_hand():
     def loss(parameters, x, y):
         w, b, v, c = parameters
-        logits = ops.matmul(stretched(ops.tanh(ops.matmul(x, w) + b)), v) + c
+        logits = ops.matmul(stretched(ops.tanh(affine(x, w, b))), v) + c
         return ops.mean(ops.log(ops.sum(ops.exp(logits), axis=1)) - ops.sum(logits * y, axis=1))
 
     parameters, found = weights(), []

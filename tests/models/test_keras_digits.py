@@ -1,5 +1,5 @@
-"""A Keras model with an op inside trains alike on each backend, and as the same model written by
-hand in NumPy.
+"""A Keras model with an op and a layer of declared variables trains alike on each backend, and as
+the same model written by hand in NumPy.
 """
 
 import functools
@@ -9,6 +9,8 @@ import sys
 
 import keras_digits
 import pytest
+
+from cgshim import ops
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,12 @@ def test_the_loss_is_that_of_the_model_by_hand(backend, printed, loss_by_hand):
     assert float(printed(backend)["loss"]) == pytest.approx(loss_by_hand, abs=1e-4)
 
 
-def test_the_rule_matters(loss_by_hand, monkeypatch):
-    monkeypatch.setattr(keras_digits, "stretched", lambda x: x)
+BY_AUTODIFF = {"stretched": lambda x: x, "affine": lambda x, w, b: ops.matmul(x, w) + b}
+
+
+@pytest.mark.parametrize("name", BY_AUTODIFF)
+def test_the_rule_matters(loss_by_hand, monkeypatch, name):
+    monkeypatch.setattr(keras_digits, name, BY_AUTODIFF[name])
     assert abs(keras_digits.losses_by_hand()[0] - loss_by_hand) > 0.1
 
 
