@@ -77,7 +77,14 @@ class TreeSpec:
         if (leaves := self.align_exactly(gradient)) is not None:
             return leaves
         tree = self._with_slots([SLOT] * self.count)
-        return None if tree is None else self.align_exactly(_filled(self._backend, tree, gradient))
+        if tree is None:
+            return None
+        slots, structure = self._backend.tree_flatten(tree)
+        leaves, found = self._backend.tree_flatten(_filled(self._backend, tree, gradient))
+        if found != structure:
+            return None
+        pairs = zip(slots, leaves, strict=True)
+        return [None if leaf is SLOT else leaf for slot, leaf in pairs if slot is SLOT]
 
     def align_exactly(self, gradient: Any) -> list[Any] | None:
         """Return the leaves of a gradient with exactly this structure; None otherwise."""
@@ -287,16 +294,15 @@ def fields_of(x: Any) -> Sequence[str] | None:
 
 
 def _filled(backend: Backend, tree: Any, gradient: Any) -> Any:
-    """Return a gradient with None for each leaf of a branch without a gradient or a tensor.
+    """Return a gradient with slots for the leaves of each branch without a gradient or a tensor.
 
     A list may stand for a tuple, and any mapping for a dict.
     """
-    leaves, structure = backend.tree_flatten(tree)
-    if gradient is None or not any(leaf is SLOT for leaf in leaves):
-        return backend.tree_unflatten(structure, [None] * len(leaves))
+    if gradient is None or not any(leaf is SLOT for leaf in backend.tree_flatten(tree)[0]):
+        return tree
     filled: Any
     if isinstance(tree, dict) and isinstance(gradient, Mapping) and gradient.keys() == tree.keys():
-        filled = copy(tree)
+        filled = tree.copy()
         filled.update({key: _filled(backend, tree[key], gradient[key]) for key in tree})
         return filled
     if is_dataclass(tree) and type(gradient) is type(tree):
