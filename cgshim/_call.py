@@ -57,8 +57,8 @@ class Call:
     """One call of an op: calling it runs f, and returns the output's tensors and the rule.
 
     A backend may call it as often as its framework needs (a retrace, a second order), with other
-    tensors of the same shapes and dtypes: tracers, boxes, copies. Never write to a Call: calls with
-    only tensors as arguments share one.
+    tensors of the same shapes and dtypes: tracers, boxes, copies. It must not write to a Call,
+    because the calls of a plan share one.
     """
 
     __slots__ = (
@@ -120,7 +120,10 @@ class Call:
 
     @property
     def constants(self) -> set[int]:
-        """The ids of cells and objects that are older than the run of f, and so are no residuals."""
+        """The ids of f's cells, instance and static values, which grad_fn shares with f.
+
+        They are no residuals. A cell may hold a variable: grad_fn then reads the variable itself.
+        """
         if self._constants is not None:
             return self._constants
         known = {id(getattr(self.f, "__self__", None))}

@@ -113,7 +113,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                     types = chosen, types
                 plan = self._plans.get(types)
                 if plan is None:
-                    plan = self._plan(chosen, types, args, kwargs)
+                    plan = self._new_plan(chosen, types, args, kwargs)
                 output = plan(self._f, args, kwargs)
                 if output is not NotImplemented:
                     return output
@@ -145,18 +145,18 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         output, _ = self._kind_of_call.pair(self._name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self._name, output)
 
-    def _plan(
+    def _new_plan(
         self, chosen: str | None, key: Any, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Plan:
-        """Return the cached plan for these argument types and option names.
+        """Make and cache the plan for these argument types and option names.
 
-        It is made at the first such call. The methods of an op share plans, which get the method in
-        each call, because a plan that holds it would keep its object alive.
+        The methods of an op share plans, which get the method in each call, because a plan that
+        holds it would keep its object alive.
         """
         if self._parameters is None or self._variables is not None:
             return no_plan
-        call_of = self._calls_of(self._bound._f if self._bound else self._f, {})
-        plan = new_plan(call_of, self._name, self._parameters, chosen, args, options)
+        make_call = self._call_factory(self._bound._f if self._bound else self._f, {})
+        plan = new_plan(make_call, self._name, self._parameters, chosen, args, options)
         if len(self._plans) < MOST and all(is_lasting(type(arg)) for arg in args):
             self._plans[key] = plan
         return plan
@@ -183,11 +183,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if not inputs and (chosen_backend() is None or _hide_tensors(arguments, backend)):
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
-        of_call = Arguments(self._name, backend, names, specs, are_tensors)
+        shared = Arguments(self._name, backend, names, specs, are_tensors)
         variables: Sequence[Any] = ()
         if declared is not None:
-            variables, of_call.variables = declared_variables(self._name, backend, declared)
-        call = self._calls_of(self._f, options)(of_call)
+            variables, shared.variables = declared_variables(self._name, backend, declared)
+        call = self._call_factory(self._f, options)(shared)
         call.variables = variables
         return call, inputs
 
@@ -197,13 +197,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         result = None if call is None else call.run(inputs)
         return isinstance(result, tuple) and len(result) == 3
 
-    def _calls_of(
+    def _call_factory(
         self, f: Callable[..., Any], options: Mapping[str, Any]
     ) -> Callable[[Arguments], Call]:
-        """Return a factory of calls of f with these options: it holds f, and not the op."""
+        """Return a factory of calls of f. It must not hold the op, whose plans hold the factory."""
         assert self._parameters is not None
         return functools.partial(
-            _made_call, self._kind_of_call, f, options, self._forward_mode, self._once_differentiable,
+            _make_call, self._kind_of_call, f, options, self._forward_mode, self._once_differentiable,
             self._parameters.takes_needs_input_grad,
         )  # fmt: skip
 
@@ -293,7 +293,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return f"<op {self._name} with a custom gradient>"
 
 
-def _made_call(
+def _make_call(
     kind_of_call: type[Call], f: Callable[..., Any], options: Mapping[str, Any], forward_mode: bool,
     once_differentiable: bool, takes_needs_input_grad: bool, arguments: Arguments,
 ) -> Call:  # fmt: skip

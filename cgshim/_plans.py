@@ -21,14 +21,13 @@ from cgshim._registry import load
 from cgshim._signature import Parameters
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-"""runs f on arguments of known types, with options; NotImplemented for an argument without tensors
-"""
+"""runs f on arguments of known types, with options; NotImplemented leads to the general path"""
 MOST = 64
 """the most plans that an op caches: usually one per backend for the same types"""
 
 
 def new_plan(
-    call_of: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
+    make_call: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
     args: tuple[Any, ...], options: Mapping[str, Any],
 ) -> Plan:  # fmt: skip
     """Return a plan for calls with these argument types and option names."""
@@ -37,12 +36,12 @@ def new_plan(
     if by_name is None or names is None:
         return no_plan
     if by_name or any(_is_static(arg) or type(arg) in _LISTS for arg in args):
-        return _PlanByValues(functools.partial(_plan_of, call_of, op, chosen, names), by_name)
-    return _plan_of(call_of, op, chosen, names, args)
+        return _PlanByValues(functools.partial(_plan_of, make_call, op, chosen, names), by_name)
+    return _plan_of(make_call, op, chosen, names, args)
 
 
 def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Decline calls without tensors or with several frameworks; the general path handles them."""
+    """Decline calls that take the general path: with variables or without tensors, for example."""
     return NotImplemented
 
 
@@ -85,7 +84,7 @@ class _PlanByValues:
 
 
 def _plan_of(
-    call_of: Callable[[Arguments], Call], op: str, chosen: str | None, names: Sequence[str],
+    make_call: Callable[[Arguments], Call], op: str, chosen: str | None, names: Sequence[str],
     args: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
     """Return the plan for calls with tensors like these and the same static arguments."""
@@ -101,9 +100,9 @@ def _plan_of(
         for arg in args
     ]
     are_tensors = specs.count(ONE_TENSOR) == len(args)
-    call = call_of(Arguments(op, backend, names, specs, are_tensors))
+    call = make_call(Arguments(op, backend, names, specs, are_tensors))
     plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
-    return plan_of(call, types) or functools.partial(_as_any_other, call)
+    return plan_of(call, types) or functools.partial(_run_without_fast_path, call)
 
 
 _LISTS = (list, tuple)
@@ -114,10 +113,10 @@ def _is_static(arg: Any) -> bool:
     return type(arg) in SIMPLE or (type(arg) is tuple and all(type(x) in SIMPLE for x in arg))
 
 
-def _as_any_other(
+def _run_without_fast_path(
     call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
-    """Run a call without a fast path."""
+    """Run a call on a backend without a fast path."""
     if not all(map(call.backend.is_tensor, args)):
         return NotImplemented
     return call.backend.custom_gradient(call.with_f(f, options), args)

@@ -28,7 +28,7 @@ from cgshim._gradients import (
     check_gradient,
     gradients_of_arguments,
     gradients_of_variables,
-    without_gradients_of_variables,
+    split_gradients,
 )
 from cgshim._protocol import Tensor
 from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each
@@ -45,14 +45,14 @@ class RuleSignature:
     output: TreeSpec
     """the spec of f's output"""
     form: Form
-    variables: bool | None
+    requires_variables: bool | None
     """None if grad_fn takes no variables, True if it requires them, else False"""
     takes_needs_input_grad: bool
 
     @property
     def is_plain(self) -> bool:
         """True if grad_fn takes neither variables nor needs_input_grad."""
-        return self.variables is None and not self.takes_needs_input_grad
+        return self.requires_variables is None and not self.takes_needs_input_grad
 
     def gradients(
         self,
@@ -66,7 +66,7 @@ class RuleSignature:
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Call grad_fn and return the checked gradients of the inputs and of the variables."""
         arguments, output = self.arguments, self.output
-        with_variables = variables or self.variables or arguments.variables is not None
+        with_variables = variables or self.requires_variables or arguments.variables is not None
         keywords: dict[str, Any] = {}
         if with_variables:
             keywords["variables"] = arguments.structured_variables(variables)
@@ -84,7 +84,7 @@ class RuleSignature:
             result = grad_fn(*args, **keywords)
         else:
             try:
-                # not all inputs are saved for a rule
+                # new tensors go to the upstreams' device; inputs may be empty
                 result = run_on(
                     arguments.backend, upstreams or inputs, True, grad_fn, *args, **keywords
                 )
@@ -93,9 +93,9 @@ class RuleSignature:
                 raise
         of_variables = None
         if with_variables:
-            result, of_variables = without_gradients_of_variables(arguments, result)
-        elif self.variables is not None:
-            result = _without_no_variables(result)
+            result, of_variables = split_gradients(arguments, result)
+        elif self.requires_variables is not None:
+            result = _without_empty_variables(result)
         try:
             of_inputs = gradients_of_arguments(arguments, result, shapes, dtypes, needed)
         except CustomGradientValueError as error:
@@ -153,7 +153,7 @@ class Rule:
     @property
     def takes_variables(self) -> bool:
         """True if grad_fn has a parameter for the variables."""
-        return self.signature.variables is not None
+        return self.signature.requires_variables is not None
 
     @property
     def jvp_fn(self) -> Callable[..., Any] | None:
@@ -282,8 +282,8 @@ def required_convention(
     return form, variables, takes_needs_input_grad
 
 
-def _without_no_variables(result: Any) -> Any:
-    """Return the arguments' gradients, also if a rule with `variables=None` returns a pair."""
+def _without_empty_variables(result: Any) -> Any:
+    """Return the arguments' gradients, also from a pair whose gradients of variables are empty."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     return (
         result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result

@@ -75,7 +75,7 @@ def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
-    """Return the plan for calls with tensors of these types, which only selects the mode."""
+    """Return the fast path for tensors, or a plan that goes straight to `custom_gradient`."""
     if has_no_derivative(call.f) or not all(issubclass(kind, torch.Tensor) for kind in types):
         return None
 

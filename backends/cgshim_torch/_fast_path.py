@@ -24,13 +24,13 @@ from cgshim_torch._private import is_transformed
 class PlainCalls:
     """Run the calls of an op with tensors as arguments, whose types are the same."""
 
-    __slots__ = ("call", "code", "count", "signature")
+    __slots__ = ("call", "code", "output_count", "signature")
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        # of the last rule, because most ops have one
+        # of the last grad_fn: in most ops all have the same code
         self.code: CodeType | None = None
-        self.count: int | None = None
+        self.output_count: int | None = None  # None for an output that is no tuple
         self.signature: RuleSignature | None = None
 
     def __call__(self, f: Any, args: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
@@ -38,30 +38,31 @@ class PlainCalls:
         if is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
         recording = torch.is_grad_enabled()
-        inputs, own, is_constant = [], {}, True
+        detached, attached, is_constant = [], {}, True
         for x in args:
-            seen = x
+            given = x
             if recording and x.requires_grad:
-                seen, is_constant = x.detach(), False
-            inputs.append(seen)
-            own[id(seen)] = x
-        result = run_checked(call, inputs)
-        signature = self.signature_of(result, own)
+                given, is_constant = x.detach(), False
+            detached.append(given)
+            attached[id(given)] = x
+        result = run_checked(call, detached)
+        signature = self.signature_of(result, attached)
         if signature is None:
-            return attach_to(call, args, inputs, result)
+            return attach_to(call, args, detached, result)
         output, grad_fn = result
         if is_constant:
             return output
-        if self.count is None:
-            results = own[id(output)] = output.detach()
+        # f may keep its output, and apply attaches a result in place
+        if self.output_count is None:
+            results = attached[id(output)] = output.detach()
         else:
             results = tuple([y.detach() for y in output])
-            own.update(zip(map(id, output), results, strict=True))
+            attached.update(zip(map(id, output), results, strict=True))
         run = Run(call, signature, args)
-        saved = run.saved_of(grad_fn, own, args)
+        saved = run.convert_rule(grad_fn, attached, args)
         return CustomGradient.apply((run, saved, results), *args)
 
-    def signature_of(self, result: Any, own: Mapping[int, Tensor]) -> RuleSignature | None:
+    def signature_of(self, result: Any, attached: Mapping[int, Tensor]) -> RuleSignature | None:
         """Return how to call a rule if it and the output are plain.
 
         None if f captured something or returned an argument.
@@ -76,11 +77,11 @@ class PlainCalls:
         else:
             return None
         for y in outputs:
-            if type(y) is not torch.Tensor or y.requires_grad or y._is_view() or id(y) in own:
+            if type(y) is not torch.Tensor or y.requires_grad or y._is_view() or id(y) in attached:
                 return None
-        if grad_fn.__code__ is not self.code or count != self.count:
+        if grad_fn.__code__ is not self.code or count != self.output_count:
             _, spec = partition(self.call.name, self.call.backend, output)
             signature = self.call.signature_of(grad_fn, spec)
             self.signature = signature if signature.is_plain else None
-            self.code, self.count = grad_fn.__code__, count
+            self.code, self.output_count = grad_fn.__code__, count
         return self.signature

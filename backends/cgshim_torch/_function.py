@@ -38,8 +38,8 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
     recording = torch.is_grad_enabled()
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad([recording and x.requires_grad for x in inputs])
-    seen = [x.detach() for x in inputs] if recording else inputs
-    return attach_to(call, inputs, seen, run_checked(call, seen))
+    detached = [x.detach() for x in inputs] if recording else inputs
+    return attach_to(call, inputs, detached, run_checked(call, detached))
 
 
 def run_checked(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -55,19 +55,18 @@ def run_checked(call: Call, inputs: Sequence[Tensor]) -> Any:
     return result
 
 
-def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], result: Any) -> Any:
+def attach_to(call: Call, inputs: Sequence[Tensor], detached: Sequence[Tensor], result: Any) -> Any:
     """Return the output of a run of f on the detached inputs, with the gradient of its rule."""
-    outputs, rule = call.read(result, seen)
+    outputs, rule = call.read(result, detached)
     variables = _variables_of(call, rule, outputs, inputs) if torch.is_grad_enabled() else ()
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *variables))):
         return rule.output.combine(
             [y.detach() if y.requires_grad or any(y is x for x in inputs) else y for y in outputs]
         )
     run = Run(call, rule.signature, inputs, rule.needed)
-    own, results = _results_of(outputs, inputs, seen)
-    own.update((id(x), x) for x in variables)
-    saved = run.saved_of(rule.grad_fn, own, inputs, variables)
-    rule.grad_fn = None  # type: ignore[assignment]  # it would keep the residuals alive
+    attached, results = _attached_by_id(outputs, inputs, detached)
+    attached.update((id(x), x) for x in variables)
+    saved = run.convert_rule(rule.grad_fn, attached, inputs, variables)
     return rule.output.combine(CustomGradient.apply((run, saved, results), *inputs, *variables))
 
 
@@ -85,25 +84,25 @@ def _variables_of(
     return variables
 
 
-def _results_of(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seen: Sequence[Tensor]
+def _attached_by_id(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], detached: Sequence[Tensor]
 ) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
-    """Return the Function's results for the outputs, and f's inputs and outputs by id.
+    """Return f's inputs and outputs in attached form by id, and the results of the Function.
 
-    autograd sees the latter in the form that is attached to the graph.
+    The attached form of an input is the op's argument. `CustomGradient.apply` attaches the results.
     """
-    given = dict(zip(map(id, seen), inputs, strict=True))
-    own, results = dict(given), []
+    arguments = dict(zip(map(id, detached), inputs, strict=True))
+    attached, results = dict(arguments), []
     for y in outputs:
-        result = given.get(id(y))  # an output may be an argument
-        if result is None and id(y) in own:
+        result = arguments.get(id(y))  # an output may be an argument
+        if result is None and id(y) in attached:
             result = y.detach().clone()  # each copy of an output may be written to
         elif result is None:
             # a view stays a view: autograd forbids writing to a view of an input
             result = y if y._is_view() and not y.requires_grad else y.detach()
-            own[id(y)] = result
+            attached[id(y)] = result
         results.append(result)
-    return own, tuple(results)
+    return attached, tuple(results)
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
@@ -126,18 +125,18 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run = ctx.run
-        # an op that saves nothing allows several backward passes
+        # torch raises in a second backward pass that reads saved_tensors, even if there are none
         saved = ctx.saved_tensors if run.saves else ()
         if run.is_special or torch.is_grad_enabled() or is_any_autocast_enabled():
             return None, *run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
         gradients, _ = run.signature.gradients(
-            run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
+            run.rebuild(saved), saved[run.residual_count :], upstreams, run.shapes, run.dtypes
         )
         return None, *gradients
 
 
 class Run:
-    """One run of f, for the backward pass. It holds no tensor.
+    """One run of f, for the backward pass. It holds no residual.
 
     The Function saves the residuals, then the variables, and the inputs if the rule or a second run
     needs them. It saves an input or an output in its attached form.
@@ -147,13 +146,13 @@ class Run:
     refuse: Refusal | None = None
     """raises the error for a derivative of the gradient"""
     autocast: tuple[str, torch.dtype] | None = None
-    variables: int = 0
+    variable_count: int = 0
     made: Sequence[int] = ()
-    """the indices of the residuals that f made"""
+    """the indices of the residuals that f made: no inputs, outputs or variables"""
     order: Sequence[int] = ()
-    """the indices of all these tensors among the saved ones; empty without duplicates"""
+    """which saved tensor each of them is, if one stands for several; else empty"""
     is_special: Any = False
-    """true unless a first derivative calls the rule on the saved tensors unchanged"""
+    """true if a first derivative needs `gradients`, and not only the rule"""
 
     def __init__(
         self,
@@ -169,28 +168,28 @@ class Run:
             if torch.is_autocast_enabled(kind):
                 self.autocast = kind, torch.get_autocast_dtype(kind)
 
-    def saved_of(
+    def convert_rule(
         self,
         grad_fn: Any,
-        own: dict[int, Tensor],
+        attached: dict[int, Tensor],
         inputs: Sequence[Tensor],
         variables: Sequence[Tensor] = (),
     ) -> list[Tensor]:
         """Convert the rule, and return the tensors that the backward pass needs.
 
-        own are f's inputs and outputs by id, in their attached form.
+        attached has the attached form of f's inputs, outputs and variables by id.
         """
         call = self.call
         saved, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
-        self.count = len(saved)
+        self.residual_count = len(saved)
         for at, t in enumerate(saved):
-            known = own.get(id(t))
+            known = attached.get(id(t))
             if known is not None:
                 saved[at] = known
             elif is_differentiable(t.dtype):
                 self.made = [*self.made, at]
         if variables:
-            self.variables = len(variables)
+            self.variable_count = len(variables)
             for at in self.made:  # else the graph of the variables in f stays alive
                 if saved[at].requires_grad and not _leaves_besides([saved[at]], variables):
                     saved[at] = saved[at].detach()
@@ -218,9 +217,9 @@ class Run:
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the rule's gradients of inputs and variables, which autograd may record."""
-        saved = [saved[at] for at in self.order] or saved
-        residuals, rest, count = saved[: self.count], saved[self.count :], len(self.shapes)
-        variables, inputs = rest[: self.variables], rest[self.variables :][:count]
+        saved, input_count = [saved[at] for at in self.order] or saved, len(self.shapes)
+        residuals, rest = saved[: self.residual_count], saved[self.residual_count :]
+        variables, inputs = rest[: self.variable_count], rest[self.variable_count :][:input_count]
         further = torch.is_grad_enabled() or forward_ad._current_level >= 0
         if further and self.made and self.refuse is None:
             residuals = connected(self, residuals, inputs, variables)
@@ -231,7 +230,7 @@ class Run:
             self.autocast_of_f(upstreams),
             torch.set_grad_enabled(torch.is_grad_enabled() and self.refuse is None),
         ):
-            gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
+            gradients, of_variables = rule(inputs, upstreams, variables, needed[:input_count])
         every = [*gradients, *of_variables]
         if further and self.refuse is not None:
             return refusing(self.refuse, every, [*saved, *upstreams])
@@ -283,46 +282,47 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
             inputs = [cut(x) if further else x.detach() for x in inputs]
         inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
-        # a checkpoint or a hook returns copies of the variables that f reads
-        read = run.call.variables or captured_by(run.call, again, inputs)
-        by = [*inputs, *(read if len(read) == len(variables) else variables)]
-        places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
-        ends = [at for at, u in enumerate(upstreams) if u is not None]
+        # f reads its own variables, but a checkpoint or a hook saves copies
+        f_variables = run.call.variables or captured_by(run.call, again, inputs)
+        known = [*inputs, *(f_variables if len(f_variables) == len(variables) else variables)]
+        wanted = [at for at in range(len(known)) if ctx.needs_input_grad[2 + ctx.count + at]]
+        used = [at for at, u in enumerate(upstreams) if u is not None]
         require_connected(
             run,
-            [y if at in ends else None for at, y in enumerate(again)],
+            [y if at in used else None for at, y in enumerate(again)],
             inputs,
-            by[len(inputs) :],
+            known[len(inputs) :],
         )
-        ends = [at for at in ends if again[at].requires_grad]
-        gradients: Any = [None] * len(places)
-        if ends:
+        used = [at for at in used if again[at].requires_grad]
+        gradients: Any = [None] * len(wanted)
+        if used:
             with cut:
                 gradients = torch.autograd.grad(
-                    [again[at] for at in ends],
-                    [by[at] for at in places],
-                    [upstreams[at] for at in ends],
+                    [again[at] for at in used],
+                    [known[at] for at in wanted],
+                    [upstreams[at] for at in used],
                     retain_graph=True,  # the graph of the inputs
                     create_graph=further,
                     allow_unused=True,
                 )
-        return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
+        return None, None, *[None] * ctx.count, *subvals([None] * len(known), wanted, gradients)
 
 
 def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
-    residuals = _residuals_of_run(run, inputs)
+    residuals = _made_residuals(run, inputs)
     if len(residuals) != len(firsts) or differ(firsts, residuals):
         run.call.refuse_unconnected(firsts[0], "another run of f does not make again")
     return residuals
 
 
-def _residuals_of_run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _made_residuals(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Run f on inputs, and return the residuals that it makes; none if their number differs."""
     call = run.call
     with torch.enable_grad(), run.autocast_of_f(inputs):
         _, rule = call(inputs)
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
-    return [residuals[at] for at in run.made] if len(residuals) == run.count else []
+    return [residuals[at] for at in run.made] if len(residuals) == run.residual_count else []
 
 
 def require_connected(
@@ -358,8 +358,9 @@ def _require_constants(
     A mask such as ``(x > 0).to(x.dtype)`` changes at most on one side of the inputs: its derivative
     is 0, as in a hand-written Function. f runs again on both sides to check that.
     """
+    # moved inputs show nothing about variables: with these, every residual here is an error
     below, above = [
-        [] if variables else _residuals_of_run(run, [_moved(x, sign) for x in inputs])
+        [] if variables else _made_residuals(run, [_moved(x, sign) for x in inputs])
         for sign in (-1.0, 1.0)
     ]
     for at, t in enumerate(residuals):
