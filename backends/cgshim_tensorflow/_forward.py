@@ -124,6 +124,7 @@ def vjp(
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(sources)
         outputs = list(fn(*map(with_values, inputs, values)))
+        recorded = [*map(tf.identity, sources[:1])]
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
         used = [
@@ -134,29 +135,17 @@ def vjp(
         gradients = tape.gradient(
             [y for y, _ in used], sources, output_gradients=[u for _, u in used]
         )
-        if all(g is None for g in gradients):
-            require_recording()
+        if all(g is None for g in gradients) and None in tape.gradient(recorded, sources[:1]):
+            # An accumulator lets no tape record a rule: all would be zeros (TensorFlow 2.21).
+            raise refusal(TransformationError, state.transposed.name if state.transposed else "op_vjp",
+                          must="forward mode needs a rule that takes no derivative itself",
+                          got="op_vjp in it", do="use reverse mode")  # fmt: skip
         return [
             with_values(x, tf.zeros_like(values_of(x)) if g is None else tf.convert_to_tensor(g))
             for x, g in zip([*inputs, *variables], gradients, strict=True)
         ]
 
     return outputs, pullback
-
-
-def require_recording() -> None:
-    """Raise an error in forward mode of a rule: an accumulator lets no tape record there.
-
-    All gradients would be None, and be read as zeros (TensorFlow 2.21).
-    """
-    with tf.GradientTape() as tape:
-        x = tf.zeros([])
-        tape.watch(x)
-        y = tf.identity(x)
-    if tape.gradient(y, x) is None:
-        raise refusal(TransformationError, state.transposed.name if state.transposed else "op_vjp",
-                      must="forward mode needs a rule that takes no derivative itself",
-                      got="op_vjp in it", do="use reverse mode")  # fmt: skip
 
 
 def transposed(

@@ -22,13 +22,7 @@ from cgshim.backend import (
     subvals,
     tensors_inside,
 )
-from cgshim_tensorflow._forward import (
-    check_linear,
-    operation,
-    operation_in_orders,
-    state,
-    with_state,
-)
+from cgshim_tensorflow._forward import check_linear, operation, state, with_state
 from cgshim_tensorflow._private import converter, followers, is_recorded
 from cgshim_tensorflow._tensors import (
     dense,
@@ -38,7 +32,7 @@ from cgshim_tensorflow._tensors import (
     values_of,
     with_values,
 )
-from cgshim_tensorflow._vectorized import register
+from cgshim_tensorflow._vectorized import mappable_operation
 
 
 def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
@@ -66,7 +60,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     else:
         variables = call.captured_variables(captured, arguments)
         call.require_variables(rule, variables)
-        known = {id(x) for x in [*arguments, *inputs, *captured]}
+        known = set(map(id, [*arguments, *inputs, *captured]))
         captures = [*map(plain, [*variables, *(x for x in held if id(x) not in known)])]
     takes_needed = rule.takes_needs_input_grad or rule.jvp_fn is not None
     run = Run(
@@ -131,14 +125,12 @@ class Run:
             own = [*tf.custom_gradient(lambda *_: (values, self.gradients))(*self.sources)]
             self.keep(own)
             return own
-        attached, orders = operation_in_orders(
-            self.call.name, values, self.gradients, self.transposable_gradients,
+        attached, orders = mappable_operation(
+            self.call, values, self.gradients, self.transposable_gradients,
             self.sources, self.keep,
         )  # fmt: skip
         if orders:
             self.check_forward_mode(orders)
-        if not tf.executing_eagerly():
-            register(self.call, self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
 
     def keep(self, attached: Sequence[Tensor]) -> None:
@@ -208,8 +200,9 @@ class Run:
         refuse = None if state.transposed else self.refusal()
         if refuse is None:
             return gradients
-        pairs = zip(gradients, self.sources, strict=False)
-        present = [dense(g, x) for g, x in pairs if g is not None]
+        present = [
+            dense(g, x) for g, x in zip(gradients, self.sources, strict=False) if g is not None
+        ]
         sources = [*present, *self.sources, *upstreams]
         others = [None] * (len(sources) - len(present))
 
@@ -217,9 +210,7 @@ class Run:
             refuse()
             return [*of_checked, *others]
 
-        checked = operation(self.call.name, present, derivative, sources)
-        if checked and not tf.executing_eagerly():
-            register(self.call, derivative, checked)
+        checked, _ = mappable_operation(self.call, present, derivative, derivative, sources)
         remaining = iter(checked)
         return [None if g is None else next(remaining) for g in gradients]
 
@@ -306,25 +297,16 @@ class Run:
             self.call.refuse_second_order("a derivative of the tangent")
         if self.rule.jvp_fn is not None and followers(self.sources[len(self.inputs) :]):
             refuse_captured_tangent(self.call.name)
-        is_checked = tf.executing_eagerly() and state.transposed is None
-        if is_checked and self.rule.jvp_fn is None:
+        if tf.executing_eagerly() and state.transposed is None and self.rule.jvp_fn is None:
             ones = [tf.ones_like(values_of(y)) for y in self.outputs]
             rule, refuse = self.of_constants(), self.call.refuse_nonlinear
             with_state("transposed", self.call, check_linear, rule, ones, refuse)
-            if orders > 1:
-                self.require_no_function(rule, ones)
-
-    def require_no_function(
-        self, rule: Callable[..., Sequence[Tensor]], upstreams: Sequence[Tensor]
-    ) -> None:
-        """Raise an error for a rule that calls a tf.function.
-
-        An accumulator that transposes a rule eagerly follows no function in it for an outer
-        accumulator (TensorFlow 2.21).
-        """
-        if calls_operation("PartitionedCall", rule, upstreams):
-            self.call.refuse("forward mode over forward mode needs a rule without a function",
-                             "a tf.function in it", "call the op in a tf.function, or use reverse mode")  # fmt: skip
+            if orders > 1 and calls_operation("PartitionedCall", rule, ones):
+                # An accumulator that transposes a rule eagerly follows no function in it for an
+                # outer accumulator (TensorFlow 2.21).
+                self.call.refuse("forward mode over forward mode needs a rule without a function",
+                                 "a tf.function in it",
+                                 "call the op in a tf.function, or use reverse mode")  # fmt: skip
 
     def of_constants(self) -> Callable[..., Sequence[Tensor]]:
         """Return the gradients as a function that no outer tape or accumulator follows."""

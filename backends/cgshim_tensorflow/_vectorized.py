@@ -17,9 +17,20 @@ from cgshim_tensorflow._forward import Pullback, operation_in_orders, unseen
 from cgshim_tensorflow._private import set_converter
 
 
-def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
-    """Register a converter for the operation that made the outputs."""
-    set_converter(outputs[0].op, functools.partial(_over_iterations, call, pullback, outputs))
+def mappable_operation(
+    call: Call,
+    values: Sequence[Tensor],
+    gradient: Pullback,
+    transposable: Pullback,
+    sources: Sequence[Tensor],
+    keep: Callable[[list[Tensor]], None] = lambda outputs: None,
+) -> tuple[list[Tensor], int]:
+    """Return what `operation_in_orders` returns; a vectorized loop can map the operation."""
+    outputs, orders = operation_in_orders(call.name, values, gradient, transposable, sources, keep)
+    if outputs and not tf.executing_eagerly():
+        of_loop = functools.partial(_over_iterations, call, gradient, outputs)
+        set_converter(outputs[0].op, of_loop)
+    return outputs, orders
 
 
 def _over_iterations(
@@ -43,7 +54,7 @@ def _over_iterations(
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
         return _gradients_over_all(pullback, outputs, upstreams, stacked)
 
-    _, orders = operation_in_orders(call.name, values, over_all, over_all, sources, keep)
+    _, orders = mappable_operation(call, values, over_all, over_all, sources, keep)
     if orders and not call.forward_mode:
         call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
     return [

@@ -73,6 +73,15 @@ def test_the_rule_is_never_dropped(transform: Any, mode: Any) -> None:
     assert np.array_equal(mode(transform(square))(x), 7 * x)
 
 
+@eager_and_function
+def test_vectorized_map_within_vectorized_map(mode: Any) -> None:
+    cube = cgshim.op_custom_gradient(lambda x: (x**3, lambda upstream: upstream * 7 * x))
+    x = tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    gradient = grad(lambda x: vectorized(vectorized(cube))(x))
+    assert np.array_equal(mode(gradient)(x), 7 * x)
+    assert np.array_equal(mode(grad(gradient))(x), tf.fill([2, 3], 7.0))
+
+
 @pytest.mark.parametrize("size", [0, 1])
 def test_batches_of_none_and_of_one(size: int) -> None:
     x = tf.fill([size], 3.0)
