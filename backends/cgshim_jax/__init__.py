@@ -1,8 +1,8 @@
 """JAX, by `jax.custom_vjp` and `jax.custom_jvp`.
 
 - A call that nothing differentiates is f.
-- Otherwise f and its rule run as Python functions (`_eager`), on values or on tracers of jit.
-- An f that captures tracers, and its rule, become jaxprs (`_traced`).
+- Otherwise f and its rule run as Python functions, on values or on tracers of jit (`_calls`).
+- An f that captures tracers, and its rule, become jaxprs.
 
 A differentiated call is one `jax.custom_vjp` (`_op`). vmap, jit, scan, shard_map and checkpoint are
 JAX's own.
@@ -11,7 +11,6 @@ JAX's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -22,33 +21,28 @@ from jax.errors import JAXTypeError, UnexpectedTracerError
 from jax.lax import stop_gradient as stop_gradient
 from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
 from jax.tree_util import tree_unflatten as tree_unflatten
+from numpy import asarray as convert_to_numpy  # noqa: F401  # a member of the backend
 
 from cgshim.backend import (
     Call,
     Mapped,
     WithBatches,
-    closure_convert,
     imported_when_called,
     tensors_inside,
 )
-from cgshim_jax._eager import EagerOp
+from cgshim_jax._calls import EagerOp, trace_with_captured
 from cgshim_jax._linear import transpose
-from cgshim_jax._op import op, op_in_both_modes
+from cgshim_jax._op import op, output_in_both_modes
 from cgshim_jax._private import is_mapped_now
 from cgshim_jax._tensors import (
     Array,
-    are_traced,
     conjugate,
-    convert_to_numpy as convert_to_numpy,
-    fresh_constant,
-    is_connected,
     is_differentiable,
     is_tensor as is_tensor,
     is_tracer,
     typeof,
     value_of,
 )
-from cgshim_jax._traced import trace_with_captured
 
 supports_variables = True
 numpy_function = imported_when_called("cgshim_jax._ops", "numpy_function")
@@ -71,47 +65,38 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         return call.f.mapped(call, inputs)  # vmap maps it, or may map it later
     if isinstance(call.f, Mapped) and is_mapped_now(inputs):
         return _map(call.f, inputs)
-    held = _captured_tracers(call, inputs)
+    held = [*call.variables, *tensors_inside([call.f, *call.static], is_tracer)]
+    held = [*{id(x): x for x in held if is_tracer(x)}.values()]
     if not held:
         try:
-            return _without_captured(call, inputs)
+            return _applied(call, inputs)
         except UnexpectedTracerError:
             pass  # f captures a tracer in an object, or in a global
     try:
-        return _applied(*trace_with_captured(call, inputs, held))
-    except JAXTypeError:  # f branches on values
-        if any(map(is_connected, call([*map(fresh_constant, inputs)])[0])):
-            raise
-    return _applied(EagerOp(call), list(inputs))  # f reads none of the tracers that it holds
+        traced, args = trace_with_captured(call, inputs, held)
+    except JAXTypeError:  # f branches on values, and may read none of the tracers that it holds
+        return _applied(call, inputs)
+    return output_in_both_modes(traced, args)
 
 
-def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
-    """Return the tracers among the variables, in f's closure and in objects that f holds."""
-    function = partial(call.f, *call.static) if call.static else call.f
-    converted = closure_convert(function, call.backend)
-    held = [*call.variables, *converted.residuals, *tensors_inside(converted.opaque, is_tensor)]
-    return [*{id(x): x for x in held if is_tracer(x)}.values()]
+def _applied(call: Call, inputs: Sequence[Array]) -> Any:
+    """Return the output of an op whose f captures no tracer.
 
-
-def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
-    if any(map(is_tracer, inputs)):
-        return _applied(EagerOp(call), list(inputs))
-    output = call.output_of(inputs)
-    if any(map(is_connected, jax.tree.leaves(output))):
-        raise UnexpectedTracerError("f captures a tracer")
-    return output
-
-
-def _applied(f: Any, args: list[Array]) -> Any:
-    """Return the output of an op; unpromised forward mode raises an error.
-
-    Outside a program `op` is enough, and quicker: JAX raises its own error for forward mode here. A
-    program may be differentiated later.
+    Outside a program a `jax.custom_vjp` is enough, and quicker. There JAX raises its own error for
+    forward mode. A program may be differentiated later.
     """
-    call: Call = f.call
-    both = call.forward_mode or are_traced(args)
+    if not any(map(is_tracer, inputs)):
+        output = call.output_of(inputs)
+        if any(map(is_tracer, jax.tree.leaves(output))):
+            raise UnexpectedTracerError("f captures a tracer")
+        return output
+    f, args = EagerOp(call), list(inputs)
+    # below derivatives and vmap an operation on constants returns an array
+    is_traced = any(value_of(x) is None for x in args) and is_tracer(jax.lax.full((), False))
+    if call.forward_mode or is_traced:
+        return output_in_both_modes(f, args)
     try:
-        outputs = (op_in_both_modes if both else op)(f, args)
+        outputs = op(f, args)
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
@@ -135,8 +120,7 @@ def _map(function: Mapped, inputs: Sequence[Array]) -> list[Array]:
             jnp.broadcast_to(x, (size, *x.shape)) if has and not is_in else x
             for x, has, is_in in zip(tensors, batched, in_batched, strict=True)
         ]
-        outputs, have = function.run(size, batched, *whole)
-        return list(outputs), list(have)
+        return tuple(map(list, function.run(size, batched, *whole)))
 
     return call(*inputs)  # type: ignore[no-any-return]
 
@@ -178,9 +162,8 @@ def transposed(
     refuse: Callable[[str], NoReturn],
 ) -> list[Array]:  # fmt: skip
     """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
-    function = lambda *xs: list(fn(*xs))
     types, vectors = [*map(typeof, inputs)], [*map(conjugate, upstreams)]
-    return [*map(conjugate, transpose(function, types, vectors, refuse))]
+    return [*map(conjugate, transpose(lambda *xs: list(fn(*xs)), types, vectors, refuse))]
 
 
 # --- Versions -------------------------------------------------------------------------------------

@@ -29,8 +29,11 @@ def linear_map(
     push: Map, pull: Map, residuals: Sequence[Array], vectors: Sequence[Array], types: Sequence[Any]
 ) -> list[Array]:
     """Return ``push(residuals, vectors)``, tensors of these types; the map's transpose is pull."""
-    how = {"push": push, "pull": pull, "count": len(residuals), "types": tuple(types)}
-    return list(_linear.bind(*residuals, *vectors, **how))
+    return list(
+        _linear.bind(
+            *residuals, *vectors, push=push, pull=pull, count=len(residuals), types=tuple(types)
+        )
+    )
 
 
 def _run(*operands: Array, push: Map, count: int, **_: Any) -> list[Array]:
@@ -38,8 +41,9 @@ def _run(*operands: Array, push: Map, count: int, **_: Any) -> list[Array]:
 
 
 def _jvp(primals: Any, tangents: Any, **how: Any) -> Any:
-    full = tuple(map(ad.instantiate_zeros, tangents))
-    return jax.jvp(lambda *xs: _run(*xs, **how), tuple(primals), full)
+    return jax.jvp(
+        lambda *xs: _run(*xs, **how), tuple(primals), tuple(map(ad.instantiate_zeros, tangents))
+    )
 
 
 def _transpose(
@@ -47,9 +51,10 @@ def _transpose(
 ) -> list[Any]:
     if all(type(u) is ad.Zero for u in upstreams):  # a map that refuses has no other upstream
         return [None] * len(operands)
-    pairs = zip(map(ad.instantiate_zeros, upstreams), types, strict=True)
-    gradients = pull(operands[:count], [matching(u, kind) for u, kind in pairs])
-    return [None] * count + gradients
+    full = [
+        matching(ad.instantiate_zeros(u), kind) for u, kind in zip(upstreams, types, strict=True)
+    ]
+    return [None] * count + pull(operands[:count], full)
 
 
 def _batch(
@@ -91,45 +96,65 @@ def _explicit(axis: Any) -> Any:
     return getattr(axis, "explicit_mesh_axis", None)  # before 0.7 there is none
 
 
-_linear = Primitive("cgshim_linear_map")
-_linear.multiple_results = True
-_linear.def_impl(_run)
-_linear.def_abstract_eval(lambda *_, types, **__: list(types))
-mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
-ad.primitive_jvps[_linear] = _jvp
-ad.primitive_transposes[_linear] = _transpose
-batching.fancy_primitive_batchers[_linear] = _batch
+def _primitive(
+    name: str, run: Any, types: Any, lowering: Any, jvp: Any, transpose: Any, batch: Any
+) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(types)
+    mlir.register_lowering(primitive, lowering)
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose
+    batching.fancy_primitive_batchers[primitive] = batch
+    return primitive
+
+
+_linear = _primitive(
+    "cgshim_linear_map",
+    run=_run,
+    types=lambda *_, types, **__: list(types),
+    lowering=mlir.lower_fun(_run, multiple_results=True),
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+)
 
 
 # --- Known tensors with a derivative --------------------------------------------------------------
 
-Tangents = Callable[[list[Array], list[Array], list[Array | None]], Sequence[Array | None]]
-"""``tangents(values, operands, dots)`` returns the tangents of the values; None is zero"""
-
 
 def with_tangents(
-    tangents: Tangents, values: Sequence[Array], operands: Sequence[Array], is_tied: bool = True
-) -> list[Array]:
+    tangents: Callable[..., Any], values: Sequence[Array], operands: Sequence[Array],
+    below: Callable[..., Any] | None = None, is_tied: bool = True,
+) -> list[Array]:  # fmt: skip
     """Return the values as functions of the operands, with these tangents.
+
+    ``tangents(values, operands, dots)`` returns the tangents of the values, where dots are the
+    tangents of both; None is zero. The innermost derivative calls it, and the derivatives around it
+    call `below`.
 
     If is_tied, the values have a batch wherever an operand has one. `jax.custom_vjp` counts the
     gradient of an output without the batch of a vmap once for each member of the batch.
     """
     if not any(map(is_tracer, operands)):
         return list(values)
-    how = {"tangents": tangents, "count": len(values), "is_tied": is_tied}
-    return list(_values.bind(*values, *operands, **how))
+    return list(
+        _values.bind(
+            *values,
+            *operands,
+            tangents=(tangents, below or tangents),
+            count=len(values),
+            is_tied=is_tied,
+        )
+    )
 
 
-def without_tangents(values: list[Array], *_: Any) -> list[None]:
-    """Return zero tangents."""
-    return [None] * len(values)
-
-
-def _values_jvp(primals: Any, dots: Any, *, count: int, tangents: Tangents, **how: Any) -> Any:
-    values = _values.bind(*primals, count=count, tangents=tangents, **how)
-    given = [None if type(t) is ad.Zero else t for t in dots[count:]]
-    found = tangents(list(values), list(primals[count:]), given)
+def _values_jvp(primals: Any, dots: Any, *, count: int, tangents: Any, **how: Any) -> Any:
+    own, below = tangents
+    values = _values.bind(*primals, count=count, tangents=(below, below), **how)
+    dots = [None if type(t) is ad.Zero else t for t in dots]
+    found = own(list(values), list(primals[count:]), dots)
     zeros = [ad.Zero(typeof(y).to_tangent_aval()) for y in values]
     return values, [zero if t is None else t for t, zero in zip(found, zeros, strict=True)]
 
@@ -139,7 +164,7 @@ def _transpose_values(upstreams: Any, *tensors: Any, count: int, **_: Any) -> li
 
 
 def _batch_values(
-    axis: Any, tensors: Any, at: Any, *, count: int, tangents: Tangents, is_tied: bool
+    axis: Any, tensors: Any, at: Any, *, count: int, tangents: Any, is_tied: bool
 ) -> Any:
     is_mapped = any(i is not None for i in at)  # JAX calls the rule even where nothing is
     axes = [0 if i is not None or (is_mapped and is_tied and n < count) else None
@@ -148,9 +173,10 @@ def _batch_values(
         x if to is None else _at_front(x, i, axis)
         for x, i, to in zip(tensors, at, axes, strict=True)
     ]
-    in_axes = axes[:count], axes[count:], axes[count:]
-    mapped = jax.vmap(tangents, in_axes=in_axes, **_over(axis)) if is_mapped else tangents
-    values = _values.bind(*tensors, count=count, tangents=mapped, is_tied=is_tied)
+    in_axes = axes[:count], axes[count:], axes
+    if is_mapped:
+        tangents = tuple(jax.vmap(t, in_axes=in_axes, **_over(axis)) for t in tangents)
+    values = _values.bind(*tensors, count=count, tangents=tangents, is_tied=is_tied)
     return values, axes[:count]
 
 
@@ -158,14 +184,15 @@ def _over(axis: Any) -> dict[str, Any]:
     return {"axis_size": axis.size, "axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
 
 
-_values = Primitive("cgshim_values")
-_values.multiple_results = True
-_values.def_impl(lambda *tensors, count, **_: tensors[:count])
-_values.def_abstract_eval(lambda *types, count, **_: types[:count])
-mlir.register_lowering(_values, lambda _, *tensors, count, **__: tensors[:count])
-ad.primitive_jvps[_values] = _values_jvp
-ad.primitive_transposes[_values] = _transpose_values
-batching.fancy_primitive_batchers[_values] = _batch_values
+_values = _primitive(
+    "cgshim_values",
+    run=lambda *tensors, count, **_: tensors[:count],
+    types=lambda *types, count, **_: types[:count],
+    lowering=lambda _, *tensors, count, **__: tensors[:count],
+    jvp=_values_jvp,
+    transpose=_transpose_values,
+    batch=_batch_values,
+)
 
 
 # --- The transpose of a rule ----------------------------------------------------------------------
@@ -182,23 +209,18 @@ def transpose(
     JAX drops the constant term of a function that is not linear. Where that is not zero, eager code
     raises an error, and compiled code returns NaN.
     """
-    constant = function(*map(zeros_of, types))
-    is_linear = (
-        jnp.all(jnp.stack([jnp.all((c == 0) | jnp.isnan(c)) for c in constant]))
-        if constant
-        else True
-    )
-    if not is_tracer(is_linear) and not is_linear:
-        refuse("a constant one")
+    are_zero = [jnp.all((c == 0) | jnp.isnan(c)) for c in function(*map(zeros_of, types))]
+    is_linear = jnp.all(jnp.stack(are_zero)) if are_zero else True
     try:
         transposed = jax.linear_transpose(function, *types)
         result = transposed(list(vectors))
     except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return refuse(f"one that JAX cannot transpose ({str(error) or 'not linear'})")  # type: ignore[no-any-return]
-    kinds = [*map(typeof, vectors)]
-    if not is_tracer(is_linear) and not _is_transpose(function, transposed, types, kinds):
+    if is_tracer(is_linear):
+        return [jnp.where(is_linear, x, jnp.nan) for x in result]
+    if not _is_transpose(function, transposed, types, [*map(typeof, vectors)]):
         refuse("one that is not")
-    return [jnp.where(is_linear, x, jnp.nan) if is_tracer(is_linear) else x for x in result]
+    return list(result)
 
 
 def _is_transpose(

@@ -10,19 +10,17 @@ runs f as a Python function, and `TracedOp` as a jaxpr.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.tree_util import Partial
 
 from cgshim.backend import CustomGradientError, subvals
-from cgshim_jax._linear import linear_map, transpose, with_tangents, without_tangents
+from cgshim_jax._linear import linear_map, transpose, with_tangents
 from cgshim_jax._tensors import (
     Array,
     as_tensor,
@@ -43,26 +41,25 @@ class Run:
     outputs: list[Array]
     residuals: list[Array]
     """the tensors that the rule reads"""
-    pull: Callable[[Sequence[Array], Sequence[Array]], list[Array | None]]
-    """``pull(residuals, upstreams)`` returns the gradients of the args; None is zero"""
-    push: Callable[[Sequence[Array], Sequence[Array | None]], list[Array]] | None
-    """``push(residuals, tangents)`` returns the tangents of the outputs, if there is a jvp_fn"""
+    pull: Callable[[Sequence[bool], Sequence[Array], Sequence[Array]], list[Array | None]]
+    """``pull(needed, residuals, upstreams)`` returns the gradients of the first args; None is zero"""
+    push: Callable[[Sequence[bool], Sequence[Array], Sequence[Array | None]], list[Array]] | None
+    """``push(needed, residuals, tangents)`` returns the tangents of the outputs, if there is a jvp_fn"""
     refusal: Exception | None = None
     """the error for the derivative of the gradients"""
-    needed: Sequence[bool] | None = None
-    """the args whose gradients the rule returns; None for all"""
 
 
 def _outputs(f: Any, args: list[Array]) -> list[Array]:
     """Return f's outputs, for a call that nothing differentiates."""
-    run = f.run([*map(as_tensor, args)], [False] * len(args))
-    return with_tangents(without_tangents, run.outputs, args)
+    return f.run([*map(as_tensor, args)], [False] * len(args)).outputs  # type: ignore[no-any-return]
 
 
 def _forward(f: Any, args: Any) -> tuple[list[Array], Partial]:
-    needed = [x.perturbed for x in args]
-    outputs, read, derivative = forward(f, custom_vjp_primal_tree_values(args), needed)
-    return outputs, Partial(derivative.gradients, read)
+    args, needed = custom_vjp_primal_tree_values(args), [x.perturbed for x in args]
+    outputs, operands, derivative = forward(f, args, needed)
+    read = derivative.read(outputs, operands)
+    types = [*map(typeof, args)], [*map(typeof, outputs)]
+    return outputs, Partial(partial(derivative.gradients, needed, *types), read)
 
 
 def _backward(f: Any, pull: Partial, upstreams: Sequence[Any]) -> tuple[list[Array | None]]:
@@ -73,114 +70,127 @@ op: Any = jax.custom_vjp(_outputs, nondiff_argnums=(0,))
 op.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _jvp(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
-    dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[0]]
-    outputs, read, derivative = forward(f, primals[0], [t is not None for t in dots])
-    pushed = derivative.tangents(read, dots, f.call.forward_mode)
-    pairs = zip(pushed, derivative.types, strict=True)
-    return outputs, [
-        np.zeros(kind.shape, jax.dtypes.float0) if t is None else t for t, kind in pairs
-    ]
+def output_in_both_modes(f: Any, args: list[Array]) -> Any:
+    """Return the output of an op whose forward mode has its own error if it is not promised.
 
-
-# JAX drops a custom_jvp in a scan whose gradient is differentiated: there it finds `op`
-op_in_both_modes: Any = jax.custom_jvp(op, nondiff_argnums=(0,))
-op_in_both_modes.defjvp(_jvp, symbolic_zeros=True)
+    It is a function of the args by primitives, because JAX drops a `jax.custom_jvp` in a scan whose
+    gradient is differentiated.
+    """
+    outputs, _, _ = forward(f, args, [*map(is_tracer, args)], f.call.forward_mode)
+    return f.spec.combine(outputs)
 
 
 def forward(
-    f: Any, args: Any, needed: Sequence[bool]
+    f: Any, args: Any, needed: Sequence[bool], is_promised: bool = True
 ) -> tuple[list[Array], list[Array], Derivative]:
-    """Run f for derivatives by the needed args; return the outputs, what the rule reads, and it.
+    """Run f for derivatives by the needed args; return the outputs, and their derivative.
+
+    The operands of the derivative are the args and the residuals, which are constants.
 
     f runs on constants, so it may be opaque. The derivative of its outputs is the rule's in every
     order, and a rule may keep them. The derivative of other residuals runs f again.
     """
-    f.check_captured(needed)
     args = [*map(as_tensor, args)]
     constants = [*map(fresh_constant, args)]
-    run = f.run(constants, needed)
-    derivative = Derivative(f, run, constants, needed)
-    residuals = derivative.connected(run.residuals, args)
-    tangents = derivative.tangents_of_outputs
-    outputs = with_tangents(tangents, run.outputs, [*args, *residuals])
-    return outputs, derivative.read(outputs, args, residuals), derivative
+    may_be_needed = [flag or is_tracer(x) for flag, x in zip(needed, args, strict=True)]
+    run = f.run(constants, may_be_needed)
+    derivative = Derivative(f, run, constants, may_be_needed)
+    operands = [*args, *run.residuals]
+    outputs = with_tangents(
+        partial(derivative.tangents, is_promised), run.outputs, operands,
+        below=partial(derivative.tangents, True),
+    )  # fmt: skip
+    return outputs, operands, derivative
 
 
 class Derivative:
     """The derivative of one run of f, without its tensors, because JAX keeps it in programs."""
 
     def __init__(self, f: Any, run: Run, args: Sequence[Array], needed: Sequence[bool]) -> None:
-        self.f, self.pull, self.push, self.needed = f, run.pull, run.push, list(needed)
-        self.is_for_all = run.needed is None
-        self.set_types(args, run.outputs)
-        self.error = run.refusal
-        if f.call.once_differentiable:
-            self.error = error_of(f.call.refuse_second_order, "its derivative")
-        index = {id(y): at for at, y in reversed([*enumerate(run.outputs)])}
-        index |= {id(x): len(run.outputs) + at for at, x in enumerate(args)}
+        self.f, self.pull, self.push, self.needed = f, run.pull, run.push, needed
+        self.error = (
+            error_of(f.call.refuse_second_order, "its derivative")
+            if f.call.once_differentiable
+            else run.refusal
+        )
+        index = {id(x): at for at, x in reversed([*enumerate([*args, *run.outputs])])}
         self.known = {at: index[id(x)] for at, x in enumerate(run.residuals) if id(x) in index}
 
-    def set_types(self, args: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Set the types of args and outputs: a shard_map that vmap maps has other types."""
-        self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
-
-    def read(
-        self, outputs: Sequence[Array], args: Sequence[Array], residuals: Sequence[Array]
-    ) -> list[Array]:
+    def read(self, outputs: Sequence[Array], operands: Sequence[Array]) -> list[Array]:
         """Return what the rule reads: residuals, with these outputs and args among them."""
-        tensors = [*outputs, *args]
-        known = [tensors[index] for index in self.known.values()]
-        read = subvals(residuals, [*self.known], known)
+        args = [*map(as_tensor, operands[: len(self.needed)])]
+        tensors, residuals = [*args, *outputs], self.connected(operands[len(args) :], args)
+        read = subvals(residuals, [*self.known], [tensors[at] for at in self.known.values()])
         return read if self.error is None else [*read, *args]
 
-    def gradients(self, read: Sequence[Array], upstreams: Sequence[Any]) -> list[Array | None]:
-        """Return the gradients of the args; an output that is not used has zeros as upstream."""
+    def gradients(
+        self, needed: Sequence[bool], arg_types: Sequence[Any], types: Sequence[Any],
+        read: Sequence[Array], upstreams: Sequence[Any],
+    ) -> list[Array | None]:  # fmt: skip
+        """Return the gradients of the args; an output that is not used has zeros as upstream.
+
+        The types are those of the args and of the outputs: a shard_map that vmap maps has others.
+        """
         full = [
             as_tensor(u)
             if is_differentiable(kind) and not isinstance(u, SymbolicZero)
             else zeros_of(kind)
-            for u, kind in zip(upstreams, self.types, strict=True)
+            for u, kind in zip(upstreams, types, strict=True)
         ]
-        gradients = self._forbidden(self.pull(read, full), [*read, *full])
+        gradients = self._forbidden(self.pull(needed, read, full), [*read, *full])
+        gradients += [None] * (len(arg_types) - len(gradients))
         return [
             None if g is None else matching(g, kind)
-            for g, kind in zip(gradients, self.arg_types, strict=False)
+            for g, kind in zip(gradients, arg_types, strict=False)
         ]
 
     def tangents(
-        self, read: Sequence[Array], dots: Sequence[Array | None], is_promised: bool = True
-    ) -> Sequence[Array | None]:
-        """Return the tangents of the outputs, a linear map with the rule as its transpose.
+        self, is_promised: bool, outputs: list[Array], operands: list[Array],
+        dots: list[Array | None],
+    ) -> Sequence[Array | None]:  # fmt: skip
+        """Return the tangents of the outputs; the operands are the args and the residuals.
 
-        Without a promise only reverse mode may use it.
+        They are a linear map with the rule as its transpose. Without a promise only reverse mode may
+        use it.
         """
+        end = len(self.needed)
+        own, dots = dots[: len(outputs)], dots[len(outputs) :][:end]
+        if any(t is not None for t in own):
+            self.f.call.refuse("an op must declare the differentiated tensors that f captures",
+                               "one in a place that cgshim does not search",
+                               "write op_custom_gradient(variables=[...]), or pass it as an argument")  # fmt: skip
         moving = [at for at, t in enumerate(dots) if t is not None]
-        floats = [at for at, kind in enumerate(self.types) if is_differentiable(kind)]
-        types, none = [self.types[at] for at in floats], [None] * len(self.types)
-        no_dots = [None] * len(dots)
+        if not moving:
+            return [None] * len(outputs)
+        for at in moving:
+            if self.f.errors.get(at) is not None:
+                raise self.f.errors[at]
+        arg_types, types = [typeof(as_tensor(x)) for x in operands[:end]], [*map(typeof, outputs)]
+        floats = [at for at, kind in enumerate(types) if is_differentiable(kind)]
+        float_types, none = [types[at] for at in floats], [None] * len(types)
+        needed = [t is not None for t in dots]
 
         def pull(read: Any, upstreams: Any) -> list[Array]:
-            gradients = self.gradients(read, subvals(none, floats, upstreams))
-            full = [
-                zeros_of(k) if g is None else g
-                for g, k in zip(gradients, self.arg_types, strict=True)
+            full = subvals(none, floats, upstreams)
+            gradients = self.gradients(needed, arg_types, types, read, full)
+            return [
+                zeros_of(arg_types[at]) if gradients[at] is None else gradients[at] for at in moving
             ]
-            return [full[at] for at in moving]
 
         def push(read: Any, tangents: Any) -> list[Array]:
             if not is_promised:
                 self.f.call.refuse_forward_mode("jvp, jacfwd or linearize")
             if self.push is not None:
-                pushed = self.push(read, subvals(no_dots, moving, tangents))
-                pushed = [matching(pushed[at], self.types[at]) for at in floats]
+                pushed = self.push(needed, read, subvals([None] * end, moving, tangents))
+                pushed = [matching(pushed[at], types[at]) for at in floats]
             else:
                 linear = lambda *upstreams: pull(read, upstreams)
-                pushed = transpose(linear, types, tangents, self.f.call.refuse_nonlinear)
+                pushed = transpose(linear, float_types, tangents, self.f.call.refuse_nonlinear)
             return self._forbidden(pushed, [*read, *tangents])
 
-        vectors = [matching(dots[at], self.arg_types[at]) for at in moving]
-        return subvals(none, floats, linear_map(push, pull, read, vectors, types))
+        vectors = [matching(dots[at], arg_types[at]) for at in moving]
+        read = self.read(outputs, operands)
+        return subvals(none, floats, linear_map(push, pull, read, vectors, float_types))
 
     def _forbidden(self, tensors: Any, of: Sequence[Array]) -> list[Any]:
         if self.error is None:
@@ -190,26 +200,9 @@ class Derivative:
         forbidden = with_tangents(refuse, leaves, [*leaves, *of])
         return jax.tree.unflatten(structure, forbidden)  # type: ignore[no-any-return]
 
-    # --- Derivatives of the outputs and the residuals ---------------------------------------------
+    # --- Derivatives of the residuals --------------------------------------------------------------
 
-    def tangents_of_outputs(
-        self, outputs: list[Array], operands: list[Array], dots: list[Array | None]
-    ) -> Sequence[Array | None]:
-        """Return the tangents of the outputs; the operands are the args and the residuals."""
-        end = len(self.arg_types)
-        args, residuals, dots = operands[:end], operands[end:], dots[:end]
-        needed = [t is not None for t in dots]
-        if not any(needed):
-            return without_tangents(outputs)
-        self.f.check_captured(needed)
-        if self.is_for_all or needed == self.needed:
-            derivative = copy(self)
-            derivative.set_types(args, outputs)
-            return derivative.tangents(self.read(outputs, args, residuals), dots)
-        _, read, derivative = forward(self.f, args, needed)
-        return derivative.tangents(read, dots)
-
-    def connected(self, residuals: list[Array], args: list[Array]) -> list[Array]:
+    def connected(self, residuals: Sequence[Array], args: list[Array]) -> Sequence[Array]:
         """Return the residuals as functions of the args."""
         made = [
             at for at, x in enumerate(residuals) if at not in self.known and is_differentiable(x)
@@ -223,7 +216,8 @@ class Derivative:
     def _tangents_of_residuals(
         self, made: list[int], values: list[Array], args: list[Array], dots: list[Array | None]
     ) -> Sequence[Array | None]:
-        call, moving = self.f.call, [at for at, t in enumerate(dots) if t is not None]
+        call, dots = self.f.call, dots[len(values) :]
+        moving = [at for at, t in enumerate(dots) if t is not None]
         primals, vectors = ([of[at] for at in moving] for of in (args, dots))
 
         def run_again(*moved: Array) -> list[Array]:
@@ -232,23 +226,26 @@ class Derivative:
 
         try:
             again, tangents = jax.jvp(run_again, tuple(primals), tuple(vectors))
-        except CustomGradientError as error:  # a function on the host
-            return tangents_that_raise(error.with_traceback(None), values, primals, vectors)
+            if not _are_same(values, again):
+                call.refuse("a second derivative runs f again, and f must return the same",
+                            "other residuals",
+                            "draw random numbers outside f, and pass them as an argument")  # fmt: skip
+        except CustomGradientError as refusal:  # this one, or one of a function on the host
+            error: Any = refusal.with_traceback(None)
         except Exception:  # noqa: BLE001  # JAX has several for an f that is opaque
-            why = values[0], "f made of values that Python read"
-            refusal = error_of(call.refuse_unconnected, *why)
-            return tangents_that_raise(refusal, values, primals, vectors)
-        if not _are_same(values, again):
-            refusal = error_of(call.refuse, *_OTHER_RESIDUALS)
-            return tangents_that_raise(refusal, values, primals, vectors)
-        return tangents  # type: ignore[no-any-return]
+            why = "f made of values that Python read"
+            error = error_of(call.refuse_unconnected, values[0], why)
+        else:
+            return tangents  # type: ignore[no-any-return]
+        return tangents_that_raise(error, values, primals, vectors)
 
 
 def pull_by(
-    rule: Any, inputs: Sequence[Array], upstreams: Sequence[Array], variables: Sequence[Array]
-) -> list[Array | None]:
+    rule: Any, inputs: Sequence[Array], upstreams: Sequence[Array], variables: Sequence[Array],
+    needed: Sequence[bool] | None = None,
+) -> list[Array | None]:  # fmt: skip
     """Return the gradients of the inputs and the variables, conjugated as JAX has them."""
-    of_inputs, of_variables = rule(inputs, [*map(conjugate, upstreams)], variables, rule.needed)
+    of_inputs, of_variables = rule(inputs, [*map(conjugate, upstreams)], variables, needed)
     return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
 
@@ -273,13 +270,6 @@ def tangents_that_raise(
 
     moving = [t for t in dots if t is not None]
     return linear_map(refuse, refuse, [], moving, [*map(typeof, values)])
-
-
-_OTHER_RESIDUALS = (
-    "a second derivative runs f again, and f must return the same",
-    "other residuals",
-    "draw random numbers outside f, and pass them as an argument",
-)
 
 
 def _are_same(values: Sequence[Array], others: Sequence[Array]) -> bool:

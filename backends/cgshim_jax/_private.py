@@ -19,3 +19,14 @@ def is_mapped_now(tensors: Sequence[Any]) -> bool:
         pass
     is_vmap = type(trace).__name__ == "BatchTrace"
     return is_vmap and any(getattr(x, "_trace", None) is trace for x in tensors)
+
+
+def primal_of(x: Any) -> Any:
+    """Return x below the innermost derivatives, as the rules of a `jax.custom_vjp` get it.
+
+    `jax.lax.stop_gradient` takes longer, because JAX linearizes it. `Tracer.primal` of a derivative
+    is seen in 0.4.38 to 0.12.
+    """
+    while hasattr(x, "primal"):
+        x = x.primal
+    return x

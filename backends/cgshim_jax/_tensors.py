@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import stop_gradient
 
+from cgshim_jax._private import primal_of
+
 Array = Any
 
 # before 0.6 jax.core.get_aval does the same
@@ -25,16 +27,6 @@ def is_tracer(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def is_connected(x: Array) -> bool:
-    """Return True if x is a function of a tensor that is differentiated, mapped or not known yet.
-
-    In a rule of a custom_jvp a constant may be a tracer too, but an operation on it returns none.
-    """
-    if not is_tracer(x) or not isinstance(x.dtype, np.dtype):
-        return is_tracer(x)
-    return is_tracer(jax.lax.neg(x) if is_differentiable(x) else jax.lax.bitwise_not(x))
-
-
 def is_differentiable(x: Any) -> bool:
     """Return True if x has a gradient."""
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
@@ -49,27 +41,13 @@ def fresh_constant(x: Array) -> Array:
     """Return x without a derivative, as an object of its own if x is a tracer."""
     if not is_tracer(x):
         return x
-    value = value_of(x)
-    return as_tensor(stop_gradient(x)) if value is None else jnp.copy(value)
+    x = primal_of(x)
+    return as_tensor(stop_gradient(x) if is_tracer(x) else jnp.copy(x))
 
 
 def value_of(x: Array) -> Array | None:
     """Return the value below all derivatives of x; None if x is traced by jit, or a batch."""
     return x.to_concrete_value() if is_tracer(x) else x
-
-
-def are_traced(tensors: Any) -> bool:
-    """Return True if jit, scan, ... trace the program that computes these tensors.
-
-    There an operation on constants returns a tracer; below derivatives and vmap it returns an array.
-    """
-    unknown = any(value_of(x) is None for x in tensors)
-    return unknown and is_tracer(jax.lax.full((), False))
-
-
-def convert_to_numpy(x: Array, /) -> Any:
-    """Return the value of x as a NumPy array."""
-    return np.asarray(x)
 
 
 def zeros_of(like: Any) -> Array:

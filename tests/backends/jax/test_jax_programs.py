@@ -105,12 +105,11 @@ class Config:
         (lambda f: jax.jit(f, static_argnums=1), {"f": 1}),
         (lambda f: jax.jit(jax.grad(f), static_argnums=1), {"f": 1, "rule": 1}),
         (lambda f: jax.jit(jax.grad(jax.grad(f)), static_argnums=1), {"f": 1, "rule": 1}),
-        # JAX traces the function of a custom_vjp, and then its forward pass
         (
             lambda f: jax.jit(jax.grad(jax.jit(f, static_argnums=1)), static_argnums=1),
-            {"f": 2, "rule": 1},
+            {"f": 1, "rule": 1},
         ),
-        (lambda f: jax.grad(jax.jit(f, static_argnums=1)), {"f": 2, "rule": 1}),
+        (lambda f: jax.grad(jax.jit(f, static_argnums=1)), {"f": 1, "rule": 1}),
         (lambda f: jax.grad(f), {"f": 100, "rule": 100}),
     ],
     ids=["jit", "jit of grad", "jit of grad of grad", "jit of grad of jit", "grad of jit", "eager"],
