@@ -89,8 +89,9 @@ def _functions_of(
 def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
     """Return the error for the derivative of a float in an attribute of one of these objects."""
     x, tensor = next((x, t) for x in opaque for t in tensors_inside(x, _is_float))
-    where = f"grad_fn keeps in an attribute of {describe(x)}"
-    return error_of(call.refuse_unconnected, tensor, where)
+    return error_of(
+        call.refuse_unconnected, tensor, f"grad_fn keeps in an attribute of {describe(x)}"
+    )
 
 
 def _is_float(x: object) -> bool:
@@ -125,18 +126,20 @@ class TracedOp:
 
     def __init__(self, call: Call, inputs: Sequence[Array], variables: Sequence[Array]) -> None:
         self.call, self.count = call, len(inputs)
+        made: list[Any] = []
 
         def outputs_and_residuals(*tracers: Array) -> list[Array]:
             outputs, rule = call(tracers)
             takes_any = rule.takes_variables or call.arguments.variables is not None
             given = variables if takes_any else ()
-            residuals, self.pull, self.push = _traced_rule(rule, tracers, outputs, given)
+            residuals, *functions = _traced_rule(rule, tracers, outputs, given)
             held, rebuild, _ = closure_convert(rule.grad_fn, call.backend)
             # JAX's check for leaks finds what the rule would keep
-            self.rule = rule.with_grad_fn(rebuild([()] * len(held)))
+            made[:] = [rule.with_grad_fn(rebuild([()] * len(held))), *functions]
             return [*outputs, *residuals]
 
         closed = jax.make_jaxpr(outputs_and_residuals)(*inputs)
+        self.rule, *self.functions = made
         self.jaxpr, self.spec = closed.jaxpr, self.rule.output
         captured = {id(x): x for x in (*variables, *closed.consts)}
         index = {of: self.count + at for at, of in enumerate(captured)}
@@ -147,7 +150,7 @@ class TracedOp:
         """Return the outputs and the residuals, as functions of the args."""
         captured, end = [args[at] for at in self.captured_at], self.spec.count
         results = [*map(as_tensor, eval_jaxpr(self.jaxpr, captured, *args[: self.count]))]
-        return Run(results[:end], results[end:], self.pull, self.push)
+        return Run(results[:end], results[end:], *self.functions)
 
     def state(self) -> list[Array]:
         """Return the differentiable tensors that f captures, and does not only keep for its rule."""

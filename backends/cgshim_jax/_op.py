@@ -153,26 +153,21 @@ class Derivative:
         They are a linear map with the rule as its transpose. Without a promise only reverse mode may
         use it.
         """
-        end = len(self.needed)
-        own, dots = dots[: len(outputs)], dots[len(outputs) :][:end]
-        if any(t is not None for t in own):
-            self.f.call.refuse("an op must declare the differentiated tensors that f captures",
-                               "one in a place that cgshim does not search",
-                               "write op_custom_gradient(variables=[...]), or pass it as an argument")  # fmt: skip
+        own, dots = dots[: len(outputs)], dots[len(outputs) :][: len(self.needed)]
         moving = [at for at, t in enumerate(dots) if t is not None]
+        self._check_captured(own, moving)
         if not moving:
             return [None] * len(outputs)
-        for at in moving:
-            if self.f.errors.get(at) is not None:
-                raise self.f.errors[at]
-        arg_types, types = [typeof(as_tensor(x)) for x in operands[:end]], [*map(typeof, outputs)]
+        arg_types = [typeof(as_tensor(x)) for x in operands[: len(dots)]]
+        types = [*map(typeof, outputs)]
         floats = [at for at, kind in enumerate(types) if is_differentiable(kind)]
         float_types, none = [types[at] for at in floats], [None] * len(types)
         needed = [t is not None for t in dots]
 
         def pull(read: Any, upstreams: Any) -> list[Array]:
-            full = subvals(none, floats, upstreams)
-            gradients = self.gradients(needed, arg_types, types, read, full)
+            gradients = self.gradients(
+                needed, arg_types, types, read, subvals(none, floats, upstreams)
+            )
             return [
                 zeros_of(arg_types[at]) if gradients[at] is None else gradients[at] for at in moving
             ]
@@ -181,7 +176,7 @@ class Derivative:
             if not is_promised:
                 self.f.call.refuse_forward_mode("jvp, jacfwd or linearize")
             if self.push is not None:
-                pushed = self.push(needed, read, subvals([None] * end, moving, tangents))
+                pushed = self.push(needed, read, subvals([None] * len(dots), moving, tangents))
                 pushed = [matching(pushed[at], types[at]) for at in floats]
             else:
                 linear = lambda *upstreams: pull(read, upstreams)
@@ -191,6 +186,20 @@ class Derivative:
         vectors = [matching(dots[at], arg_types[at]) for at in moving]
         read = self.read(outputs, operands)
         return subvals(none, floats, linear_map(push, pull, read, vectors, float_types))
+
+    def _check_captured(self, own: Sequence[Array | None], moving: Sequence[int]) -> None:
+        """Raise the error for a captured tensor that is differentiated and is no variable.
+
+        f runs on constants. So its outputs have tangents of their own only if it captures a tensor
+        in a place that cgshim does not search, such as a global.
+        """
+        if any(t is not None for t in own):
+            self.f.call.refuse("an op must declare the differentiated tensors that f captures",
+                               "one that cgshim does not find",
+                               "write op_custom_gradient(variables=[...]), or pass it as an argument")  # fmt: skip
+        for at in moving:
+            if self.f.errors.get(at) is not None:
+                raise self.f.errors[at]
 
     def _forbidden(self, tensors: Any, of: Sequence[Array]) -> list[Any]:
         if self.error is None:
@@ -209,8 +218,10 @@ class Derivative:
         ]
         if not made or self.error is not None:
             return residuals
-        values = [residuals[at] for at in made]
-        tangents = partial(self._tangents_of_residuals, made)
+        values, tangents = (
+            [residuals[at] for at in made],
+            partial(self._tangents_of_residuals, made),
+        )
         return subvals(residuals, made, with_tangents(tangents, values, args, is_tied=False))
 
     def _tangents_of_residuals(
@@ -233,8 +244,9 @@ class Derivative:
         except CustomGradientError as refusal:  # this one, or one of a function on the host
             error: Any = refusal.with_traceback(None)
         except Exception:  # noqa: BLE001  # JAX has several for an f that is opaque
-            why = "f made of values that Python read"
-            error = error_of(call.refuse_unconnected, values[0], why)
+            error = error_of(
+                call.refuse_unconnected, values[0], "f made of values that Python read"
+            )
         else:
             return tangents  # type: ignore[no-any-return]
         return tangents_that_raise(error, values, primals, vectors)
