@@ -64,7 +64,7 @@ def stop_gradient(x: Array, /) -> Array:
     return np.asarray(_derivatives().value_of(x) if is_box(x) else x)
 
 
-def host_function(call: Any, inputs: Sequence[Array], declared: Sequence[Any], /) -> list[Array]:
+def host_function(call: Any, inputs: Sequence[Array], /) -> list[Array]:
     return call.run([*map(convert_to_numpy, inputs)])  # type: ignore[no-any-return]
 
 

@@ -17,25 +17,25 @@ from cgshim.backend import (
     Tensor,
     TransformationError,
     describe,
+    dtype_name,
+    is_differentiable,
     is_in_op,
     is_in_rule,
     refusal,
 )
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
+from cgshim_tensorflow import _tensors
 from cgshim_tensorflow._forward import count_accumulators, operation_in_orders, state
 from cgshim_tensorflow._private import is_recorded, set_converter
-from cgshim_tensorflow._tensors import is_composite
 
 
-def host_function(
-    call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
-) -> Sequence[Tensor]:
+def host_function(call: HostCall, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
     """Return a host function's results, whose derivative raises an error."""
-    for x in (*inputs, *declared):
-        if is_composite(x) or not _is_of_numbers(x.dtype):
+    for x in (*inputs, *call.results):
+        if _tensors.is_composite(x) or not _is_of_numbers(x.dtype):
             raise refusal(CustomGradientTypeError, call.name,
                           must="what runs on the host takes and returns dense arrays of numbers",
-                          got=type(x).__name__ if is_composite(x) else describe(x),
+                          got=type(x).__name__ if _tensors.is_composite(x) else describe(x),
                           do="convert it before")  # fmt: skip
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
@@ -43,7 +43,7 @@ def host_function(
         values = [x if x.shape.rank else x.numpy() for x in tensors]
         results = [*map(tf.constant, _run(call, values))]
     else:
-        results = _in_graph(call, tensors, declared)
+        results = _in_graph(call, tensors)
     if not results or not is_recorded():
         return results
     return _without_derivative(call.name, results, tensors)
@@ -76,11 +76,7 @@ def _without_derivative(
 
 @functools.cache
 def _is_of_numbers(dtype: Any) -> bool:
-    try:
-        dtype = tf.as_dtype(dtype)
-    except TypeError:
-        return False
-    return bool(dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype.is_bool)
+    return is_differentiable(dtype) or dtype_name(dtype).startswith(("bool", "int", "uint"))
 
 
 def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
@@ -88,13 +84,15 @@ def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
     arrays = [np.asarray(value) for value in values]
     for array in arrays:
         array.flags.writeable = False
-    return list(call.run(arrays))
+    return call.run(arrays)
 
 
-def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
-    """Return the results, of these specs, of an operation that calls the host later."""
-    sizes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
-    shapes = [*map(tf.TensorShape, sizes)]
+def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results of an operation that calls the host later."""
+    if not call.results:
+        return []
+    shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in call.results]
+    are_known = all(shape.is_fully_defined() for shape in (*shapes, *[x.shape for x in inputs]))
     own = random.SystemRandom().getrandbits(62)
 
     def run(number: Any, *arrays: Any) -> list[Any]:
@@ -102,7 +100,7 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
             raise refusal(TransformationError, call.name,
                           must="a function on the host stays in its process",
                           got="a graph of another process", do="save what does without it")  # fmt: skip
-        results = _run(call, arrays)
+        results = _run(call if are_known else call.declared(_tensors, arrays), arrays)
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
                 traced = Spec(tuple(shape), result.dtype)
@@ -111,26 +109,24 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
                               got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
 
-    if not declared:
-        return []
-    dtypes = [tf.as_dtype(y.dtype) for y in declared]
+    dtypes = [tf.as_dtype(y.dtype) for y in call.results]
     # XLA names the operation that it cannot compile
     name = re.sub(r"[^A-Za-z0-9_.]", "_", f"host_function_{call.name}_without_jit_compile")
     number = tf.constant(own, tf.int64)
     results = tf.numpy_function(run, [number, *inputs], dtypes, stateful=False, name=name)
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
-    set_converter(results[0].op, functools.partial(_over_iterations, call, declared))
+    set_converter(results[0].op, functools.partial(_over_iterations, call))
     return list(results)
 
 
-def _over_iterations(call: HostCall, declared: Sequence[Spec], pfor_input: Any) -> list[Any]:
+def _over_iterations(call: HostCall, pfor_input: Any) -> list[Any]:
     """Return the results of all iterations of a vectorized loop, by one call on the host."""
     inputs = pfor_input.inputs[1:]
     if any(x.is_sparse_stacked for x in inputs):
         raise refusal(TransformationError, call.name,
                       must="vectorized_map needs one shape for all iterations",
                       got="the parts of sparse tensors", do="convert them to dense ones before")  # fmt: skip
-    over = [Spec((None, *(() if ... in y.shape else y.shape)), y.dtype) for y in declared]
-    results = _in_graph(call.over([x.is_stacked for x in inputs]), [x.t for x in inputs], over)
+    of_batch = call.over([x.is_stacked for x in inputs])
+    results = _in_graph(of_batch, [x.t for x in inputs])
     return [inputs[0]._replace(t=y, is_stacked=True) for y in results]

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import cgshim_torch._host.names as names
+import cgshim_torch._host as names
 from cgshim import (
     BackendError,
     CustomGradientTypeError,
@@ -803,17 +803,6 @@ def test_names_in_compiled_code(dynamic, results):
 HOST = (torch.ops.cgshim.host, torch.ops.cgshim.host.default)
 
 
-def test_names_that_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr(names, "MOST", len(names._calls) + 3)
-    local = op_host(lambda x, n: x * len(n), outputs=lambda x, n: x, name="local")
-    graphs = [make_fx(functools.partial(local, n="." * n))(X) for n in range(3)]
-    close(graphs[0](X), 0 * X)  # used last, so it stays
-    graphs += [make_fx(functools.partial(local, n="." * 5))(X)]
-    close(graphs[0](X), 0 * X)
-    close(graphs[3](X), 5 * X)
-    assert len(names._calls) == len(names._names) == names.MOST
-
-
 def test_threads_share_names():
     local = op_host(lambda x, n: x * n, outputs=lambda x, n: x, name="local")
     found = []
@@ -822,7 +811,7 @@ def test_threads_share_names():
     def work(n):
         barrier.wait()
         for _ in range(20):
-            call = names.HostCall(local.held_function.function, [names.ONE_TENSOR], {"n": (n,)})
+            call = names.HostCall(local.held_function, [names.ONE_TENSOR], {"n": (n,)})
             found.append((n, names.name_of(call)))
             close(vmap(lambda x: local(x, n))(X), n * X)
 
