@@ -257,7 +257,9 @@ def pull_by(
     needed: Sequence[bool] | None = None,
 ) -> list[Array | None]:  # fmt: skip
     """Return the gradients of the inputs and the variables, conjugated as JAX has them."""
-    of_inputs, of_variables = rule(inputs, [*map(conjugate, upstreams)], variables, needed)
+    of_inputs, of_variables = rule(
+        inputs, [*map(conjugate, upstreams)], variables, rule.needed and (needed or rule.needed)
+    )
     return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
 
