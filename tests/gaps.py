@@ -91,7 +91,6 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
         "it has not changed, by hand too: "
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/variables/higher_order_ops.py"
     ),
-    ("torch", "<2.13", "test_torch_func_within_a_compiled_function[eager]"): _GRAPH_ENDS,
     ("torch", ">=2.8,<2.11", "test_vmap_of_grad_of_an_op[eager]"): _GRAPH_ENDS,
     ("torch", "<2.10", "test_forward_mode_of_a_sparse_gradient"): _SPARSE,
 }

@@ -339,17 +339,11 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("compiler", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
 @pytest.mark.usefixtures("compiling")
 def test_a_rule_is_never_dropped(way, compiler):
     transformed = WAYS[way] if compiler is None else torch.compile(WAYS[way], backend=compiler)
     x = X.clone().requires_grad_()
-    if compiler == "eager" and way in ("grad", "grad of vmap"):
-        # Dynamo cannot go on after any break in a function of the user's under torch.func with its
-        # debugging backend
-        with pytest.raises(AssertionError, match="False != True"):
-            transformed(x)
-        return
     result = transformed(x)
     if way in ("plain", "vmap"):
         torch.testing.assert_close(result, X.sin())

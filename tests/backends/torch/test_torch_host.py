@@ -596,7 +596,7 @@ def test_options_static_arguments_and_trees_in_one_graph():
         return first, second, total(x, W, scale=s), total(x, W, scale=x.shape[0]), total(x, W)
 
     compiled = torch.compile(several, backend="aot_eager", fullgraph=STAYS_IN_GRAPH)
-    for n, s in ((2, 3.0), (3, 0.5), (4, 0.25), (1, 0.0)):
+    for n, s in ((2, 3.0), (3, 0.5), (1, 0.0)):
         found, expected = compiled(X, n, s), several(X, n, s)
         assert found[0]["a"][0].dtype is torch.int32
         for a, b in zip(*map(optree.tree_leaves, (found, expected)), strict=True):
@@ -633,9 +633,8 @@ def test_modules_and_methods():
 
 
 @pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_torch_func_within_a_compiled_function(compiler):
-    compile = lambda f: torch.compile(f, backend=compiler, fullgraph=STAYS_IN_GRAPH)
+def test_torch_func_within_a_compiled_function():
+    compile = lambda f: torch.compile(f, backend="aot_eager", fullgraph=STAYS_IN_GRAPH)
     close(compile(vmap(lambda x: total(x, W)))(X.expand(2, 3)), value(X, W).expand(2, 3))
     close(compile(grad(lambda x: (x * total(x, W).detach()).sum()))(X), value(X, W))
     with pytest.raises(Exception, match="has no derivative of its own"):
@@ -695,13 +694,12 @@ def test_errors_arrive_as_they_were_raised(compiler):
 
 
 @pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_dtypes_and_shapes_when_compiled(compiler):
+def test_dtypes_and_shapes_when_compiled():
     @op_host(outputs=lambda x: x)
     def kept(x):
         return x
 
-    compiled = torch.compile(lambda x: kept(x), backend=compiler, fullgraph=STAYS_IN_GRAPH)
+    compiled = torch.compile(lambda x: kept(x), backend="aot_eager", fullgraph=STAYS_IN_GRAPH)
     for x in (torch.tensor([1.5, 2.0], dtype=torch.bfloat16), torch.tensor([1.5], dtype=torch.float16),
               torch.tensor(3), torch.tensor([True]), torch.zeros(0, 3), torch.tensor([1 + 2j]),
               torch.arange(6.0).reshape(2, 3).mT):  # fmt: skip
@@ -849,11 +847,12 @@ class Items(torch.utils.data.Dataset):
 
 LOADED = """
 import sys, torch, cgshim, cgshim_torch
-model = torch.export.load(sys.argv[1]).module()
-try:
-    print(model(torch.tensor([1.0, 2.0, 4.0])).tolist())
-except cgshim.BackendError as error:
-    print(error)
+for path in sys.argv[1:]:
+    model = torch.export.load(path).module()
+    try:
+        print(model(torch.tensor([1.0, 2.0, 4.0])).tolist())
+    except cgshim.BackendError as error:
+        print(error)
 """
 
 
@@ -867,24 +866,6 @@ def module(tmp_path, monkeypatch):
     del sys.modules["host_module_of_a_test"]
 
 
-@pytest.fixture
-def loaded(tmp_path, monkeypatch):
-    """What another process prints that loads a model and runs it."""
-
-    def loaded(model):
-        torch.export.save(torch.export.export(model, (X,), strict=False), tmp_path / "model.pt2")
-        monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-        program = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", LOADED, str(tmp_path / "model.pt2")],
-            capture_output=True,
-            text=True,
-        )
-        assert program.returncode == 0, program.stderr
-        return program.stdout.strip()
-
-    return loaded
-
-
 def test_a_name_leads_to_the_op_of_a_module_that_was_reloaded(module, tmp_path):
     call = functools.partial(torch.ops.cgshim.host, [X], "host_module_of_a_test:total")
     close(call()[0], torch.cumsum(X, -1))
@@ -895,9 +876,33 @@ def test_a_name_leads_to_the_op_of_a_module_that_was_reloaded(module, tmp_path):
     close(call()[0], 7 * torch.cumsum(X, -1))
 
 
+class Local(torch.nn.Module):
+    """A model with an op that no module holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.op = op_host(lambda x: x * 2, outputs=lambda x: x, name="local")
+
+    def forward(self, x):
+        return self.op(x)
+
+
 @pytest.mark.usefixtures("compiling")
-def test_an_exported_model_finds_the_op_in_its_module(module, loaded):
-    assert loaded(module.Model()) == str([5.0, 15.0, 35.0])
+def test_exported_models_in_another_process(module, tmp_path, monkeypatch):
+    """It finds the op of the first model in its module, and has no place of the second one's."""
+    paths = [str(tmp_path / f"{name}.pt2") for name in ("found", "local")]
+    for model, path in zip((module.Model(), Local()), paths, strict=True):
+        torch.export.save(torch.export.export(model, (X,), strict=False), path)
+    close(torch.export.export(Local(), (X,), strict=False).module()(X + 1), 2 * (X + 1))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    command = [sys.executable, "-W", "ignore", "-c", LOADED, *paths]
+    program = subprocess.run(command, capture_output=True, text=True)
+    assert program.returncode == 0, program.stderr
+    assert program.stdout.splitlines() == [
+        str([5.0, 15.0, 35.0]),
+        "local: a graph knows a function on the host by its name, got its number in another process; "
+        "define the op in a module, and call it with tensors and with options that JSON can hold",
+    ]
 
 
 EDITED = """
@@ -937,20 +942,6 @@ def test_compiled_code_on_disk_is_for_what_was_declared(module, tmp_path):
         assert str(found) == str(numbers), declared
 
 
-@pytest.mark.usefixtures("compiling")
-def test_an_exported_model_refuses_an_op_that_has_no_place(loaded):
-    class Local(torch.nn.Module):
-        def forward(self, x):
-            return local(x)
-
-    local = op_host(lambda x: x * 2, outputs=lambda x: x, name="local")
-    close(torch.export.export(Local(), (X,), strict=False).module()(X + 1), 2 * (X + 1))
-    assert loaded(Local()) == (
-        "local: a graph knows a function on the host by its name, got its number in another process; "
-        "define the op in a module, and call it with tensors and with options that JSON can hold"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "got"),
     [("no_such_module_here:f", "ModuleNotFoundError: No module named 'no_such_module_here'"),
@@ -965,12 +956,12 @@ def test_a_name_that_leads_nowhere_is_refused(name, got):
     )
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_loader_call_the_host(module, start):
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_of_a_loader_call_the_host(module, start, workers):
     if start == "fork":
         total(X, W)
     loader = torch.utils.data.DataLoader(
-        module.Items(), batch_size=3, num_workers=2, multiprocessing_context=start
+        module.Items(), batch_size=3, num_workers=workers, multiprocessing_context=start
     )
     close(torch.cat(list(loader)), torch.tensor([[10.0 * at, 10.0 * at + 10.0] for at in range(6)]))
 
