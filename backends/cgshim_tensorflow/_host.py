@@ -100,7 +100,9 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
             raise refusal(TransformationError, call.name,
                           must="a function on the host stays in its process",
                           got="a graph of another process", do="save what does without it")  # fmt: skip
-        results = _run(call if are_known else call.declared(_tensors, arrays), arrays)
+        # a declaration needs only the backend's pytree functions
+        known = call if are_known else call.declared(_tensors, arrays)  # type: ignore[arg-type]
+        results = _run(known, arrays)
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
                 traced = Spec(tuple(shape), result.dtype)
