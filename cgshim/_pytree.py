@@ -311,12 +311,14 @@ def _filled(backend: Backend, tree: Any, gradient: Any) -> Any:
             part = _filled(backend, getattr(tree, name), getattr(gradient, name))
             object.__setattr__(filled, name, part)
         return filled
-    is_like = isinstance(tree, (list, tuple)) and isinstance(gradient, (list, tuple))
+    if not (isinstance(tree, (list, tuple)) and isinstance(gradient, (list, tuple))):
+        return gradient
     # another namedtuple's fields must not match by position
-    if is_like and len(gradient) == len(tree) and fields_of(gradient) in (None, fields_of(tree)):
-        parts = [_filled(backend, *each) for each in zip(tree, gradient, strict=True)]
-        return type(tree)(parts) if fields_of(tree) is None else type(tree)(*parts)
-    return gradient
+    if len(gradient) != len(tree) or fields_of(gradient) not in (None, fields_of(tree)):
+        return gradient
+    parts = [_filled(backend, *each) for each in zip(tree, gradient, strict=True)]
+    make: Any = type(tree)
+    return make(parts) if fields_of(tree) is None else make(*parts)
 
 
 def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:

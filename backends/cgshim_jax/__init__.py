@@ -1,11 +1,10 @@
-"""JAX, by `jax.custom_vjp` and `jax.custom_jvp`.
+"""JAX, by `jax.custom_vjp`; in programs and forward mode, by primitives that carry the rule.
 
 - A call that nothing differentiates is f.
 - Otherwise f and its rule run as Python functions, on values or on tracers of jit (`_calls`).
 - An f that captures tracers, and its rule, become jaxprs.
 
-A differentiated call is one `jax.custom_vjp` (`_op`). vmap, jit, scan, shard_map and checkpoint are
-JAX's own.
+`_op` has both forms. vmap, jit, scan, shard_map and checkpoint are JAX's own.
 """
 
 from __future__ import annotations

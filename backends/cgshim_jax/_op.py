@@ -1,7 +1,7 @@
 """An op of JAX: a `jax.custom_vjp` whose forward pass runs f and whose backward pass calls its rule.
 
-`op` is the call. `op_in_both_modes` is the call of an op that promises forward mode, or in a program:
-a `jax.custom_jvp` around it, whose tangent is a linear map with the rule as its transpose.
+`op` is the call. `output_in_both_modes` is the call of an op that promises forward mode, or in a
+program: f's outputs, with a tangent that is a linear map with the rule as its transpose.
 
 Both take an object whose ``run(args, needed)`` runs f for derivatives by the needed args. `EagerOp`
 runs f as a Python function, and `TracedOp` as a jaxpr.
