@@ -65,7 +65,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if isinstance(call.f, Mapped) and is_mapped_now(inputs):
         return _map(call.f, inputs)
     held = [*call.variables, *tensors_inside([call.f, *call.static], is_tracer)]
-    held = [*{id(x): x for x in held if is_tracer(x)}.values()]
+    # a tracer that is no tensor is a reference
+    held = [*{id(x): x for x in held if is_tracer(x) and is_tensor(x)}.values()]
     if not held:
         try:
             return _applied(call, inputs)

@@ -176,7 +176,7 @@ class Derivative:
             if not is_promised:
                 self.f.call.refuse_forward_mode("jvp, jacfwd or linearize")
             if self.push is not None:
-                pushed = self.push(needed, read, subvals([None] * len(dots), moving, tangents))
+                pushed = self.push(needed, read, subvals([None] * len(needed), moving, tangents))
                 pushed = [matching(pushed[at], types[at]) for at in floats]
             else:
                 linear = lambda *upstreams: pull(read, upstreams)
