@@ -111,8 +111,8 @@ def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
     if isbox(x) or isbox(values):
         from autograd import make_vjp
 
-        scatter, _ = make_vjp(lambda x: np_take(x, index, axis))(np.zeros(x.shape, x.dtype))
-        return x + scatter(values)
+        gather: Any = make_vjp(lambda x: np_take(x, index, axis))
+        return x + gather(np.zeros(x.shape, x.dtype))[0](values)
     result = np.array(x)
     np.add.at(np.moveaxis(result, axis, 0), index, np.moveaxis(values, axis, 0))
     return result
