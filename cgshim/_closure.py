@@ -353,10 +353,11 @@ def _named_parts(x: Any) -> list[tuple[str, Any, Any]]:
         return [("", None, x.held_function)]
     if isinstance(x, dict):
         return [("[{!r}]", key, held) for key, held in x.items()]
+    if type(x) is not tuple and isinstance(x, tuple):
+        fields = getattr(x, "_fields", range(len(x)))  # of a namedtuple
+        return [(".{}", name, held) for name, held in zip(fields, x, strict=True)]
     if isinstance(x, (list, tuple)):
-        fields = getattr(x, "_fields", None)  # of a namedtuple
-        form, names = (".{}", fields) if fields else ("[{}]", range(len(x)))
-        return [(form, name, held) for name, held in zip(names, x, strict=True)]
+        return [("[{}]", at, held) for at, held in enumerate(x)]
     if isinstance(x, (set, frozenset)):
         return [("", None, held) for held in x]
     return [(".{}", name, held) for name, held in _attributes_of(x).items()]

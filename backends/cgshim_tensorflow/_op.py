@@ -52,7 +52,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
     held = held_by_f(call)
     with tf.GradientTape() as tape:  # it reports the variables that f reads
-        outputs, rule = with_state("inputs", seen, call, seen)
+        outputs, rule = call.read(with_state("inputs", seen, call.run_eagerly, seen), seen)
     captured = [*tape.watched_variables(), *filter(is_followed, held)]
     if is_in_rule():  # the derivatives by what it captures belong to the rule that is running
         variables = call.variables or (captured if rule.takes_variables else ())
