@@ -27,21 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     names = parser.parse_args(arguments).names
     states = {name: _state(name) for name in names or entry_points()}
-    for name, state in states.items():
-        print(f"{name:12}{state}")
+    for name, (_, text) in states.items():
+        print(f"{name:12}{text}")
     print(f"chosen: {config_backend() or 'by call'}, by {chosen_by()}")
-    return int(bool(names) and not all(state.startswith("ok") for state in states.values()))
+    return int(bool(names) and not all(works for works, _ in states.values()))
 
 
-def _state(name: str) -> str:
-    """Return what a backend and its framework are, or the error of loading it."""
+def _state(name: str) -> tuple[bool, str]:
+    """Return whether a backend loads, and what it and its framework are, or the error."""
     try:
         load(name)
     except BackendError as error:
-        return str(error)
+        return False, str(error)
     entry, framework = entry_points()[name], sys.modules[name]
     version = getattr(framework, "__version__", "?")
-    return f"ok: {entry.value} of {owner_of(entry)}, with {name} {version}"
+    return True, f"ok: {entry.value} of {owner_of(entry)}, with {name} {version}"
 
 
 if __name__ == "__main__":

@@ -353,14 +353,18 @@ def _named_parts(x: Any) -> list[tuple[str, Any, Any]]:
         return [("", None, x.held_function)]
     if isinstance(x, dict):
         return [("[{!r}]", key, held) for key, held in x.items()]
-    if type(x) is not tuple and isinstance(x, tuple):
-        fields = getattr(x, "_fields", range(len(x)))  # of a namedtuple
+    if type(x) is not tuple and (fields := fields_of(x)):
         return [(".{}", name, held) for name, held in zip(fields, x, strict=True)]
     if isinstance(x, (list, tuple)):
         return [("[{}]", at, held) for at, held in enumerate(x)]
     if isinstance(x, (set, frozenset)):
         return [("", None, held) for held in x]
     return [(".{}", name, held) for name, held in _attributes_of(x).items()]
+
+
+def fields_of(x: Any) -> Sequence[str] | None:
+    """Return the fields of a namedtuple; None for anything else."""
+    return getattr(x, "_fields", None) if isinstance(x, tuple) else None
 
 
 def _attributes_of(x: Any) -> dict[str, Any]:

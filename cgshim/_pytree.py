@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._closure import SIMPLE, paths_to, tensors_inside
+from cgshim._closure import SIMPLE, fields_of, paths_to, tensors_inside
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
@@ -286,11 +286,6 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
         raise refusal(CustomGradientTypeError, op, must="only NumPy has long double",
                       got=describe(array), do=f"cast it to a dtype of {name_of(backend)}")  # fmt: skip
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def fields_of(x: Any) -> Sequence[str] | None:
-    """Return the fields of a namedtuple; None for anything else."""
-    return getattr(x, "_fields", None) if isinstance(x, tuple) else None
 
 
 def _filled(backend: Backend, tree: Any, gradient: Any) -> Any:

@@ -1,7 +1,7 @@
 """Find and load backends: the modules in the entry-point group `cgshim.backends`.
 
 A backend is registered under the import root of its framework. No framework is imported before it
-is used.
+is used. A backend that fails to load is not imported again in this process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from cgshim._dtype_names import let_name_dtypes
-from cgshim._errors import BackendError, listing, refusal
+from cgshim._errors import BackendError, listing, refusal, sentence
 from cgshim._foreign import constant_when_traced
 from cgshim._protocol import REQUIRED, Backend
 
@@ -79,6 +79,7 @@ def load(name: str) -> Backend:
 
 
 _backends: dict[str, Backend] = {}
+_failures: dict[str, str] = {}
 
 
 @constant_when_traced
@@ -88,16 +89,23 @@ def _import(name: str) -> bool:
         return True
     if (entry := entry_points().get(name)) is None:
         raise _unknown(name)
+    if name in _failures:  # calls look for a backend again and again
+        raise BackendError(_failures[name])
     backend = f"the backend {name!r} of {owner_of(entry)}"
-    do = f"fix or uninstall {owner_of(entry)}" if is_importable(name) else command_to_install(entry)
+    do = f"fix or uninstall {owner_of(entry)}, and restart Python"
     try:
         module: Any = entry.load()
     except (Exception, SystemExit) as error:  # a backend may be another library's code
-        raise refusal(BackendError, "cgshim", must=f"{backend} must import",
-                      got=said(error), do=do) from error  # fmt: skip
-    if missing := [member for member in REQUIRED if not hasattr(module, member)]:
-        raise refusal(BackendError, "cgshim", must=f"{backend} must have the functions of a backend",
-                      got=f"no {listing(missing)}", do=do)  # fmt: skip
+        must, got = f"{backend} must import", said(error)
+        if not is_importable(name):  # it may be installed before the next call
+            raise refusal(BackendError, "cgshim", must=must, got=got,
+                          do=command_to_install(entry)) from error  # fmt: skip
+        _failures[name] = sentence("cgshim", must=must, got=got, do=do)
+        raise BackendError(_failures[name]) from error
+    if missing := [member for member in REQUIRED if not callable(getattr(module, member, None))]:
+        must, got = f"{backend} must have the functions of a backend", f"no {listing(missing)}"
+        _failures[name] = sentence("cgshim", must=must, got=got, do=do)
+        raise BackendError(_failures[name])
     if hasattr(module, "dtype_name"):
         for root in [name, *(root for root, of in aliases().items() if of == name)]:
             let_name_dtypes(root, module.dtype_name)

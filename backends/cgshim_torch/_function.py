@@ -182,12 +182,14 @@ class Run:
         call = self.call
         saved, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
         self.residual_count = len(saved)
+        made: list[int] = []
         for at, t in enumerate(saved):
             known = attached.get(id(t))
             if known is not None:
                 saved[at] = known
             elif is_differentiable(t.dtype):
-                self.made = [*self.made, at]
+                made.append(at)
+        self.made = made
         if variables:
             self.variable_count = len(variables)
             for at in self.made:  # else the graph of the variables in f stays alive
@@ -208,9 +210,10 @@ class Run:
             places = [*once]
             self.order = [places.index(id(t)) for t in saved]
             saved = [*once.values()]
-        self.is_special = self.needed or variables or self.autocast or self.refuse or self.order
-        if call.kind_of_rule.is_transpose:
-            self.is_special = True
+        self.is_special = (
+            self.needed or variables or self.autocast or self.refuse or self.order
+            or call.kind_of_rule.is_transpose
+        )  # fmt: skip
         return saved
 
     def gradients(

@@ -82,6 +82,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         registry.entry_points.cache_clear()
         registry.aliases.cache_clear()
         monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+        monkeypatch.setattr(registry, "_failures", {})
 
     yield install_it
     registry.entry_points.cache_clear()

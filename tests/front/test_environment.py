@@ -162,7 +162,7 @@ def test_broken_plug_in(python, plug_in, module: str, what: str) -> None:
     site = plug_in(module)
     assert python("-c", CHOOSE.format(name="tiny"), path=(site,)).stdout == (
         f"cgshim: the backend 'tiny' of tiny-plugin must import, got {what.format(site=site)}; "
-        "fix or uninstall tiny-plugin\n"
+        "fix or uninstall tiny-plugin, and restart Python\n"
     )
 
 

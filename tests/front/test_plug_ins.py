@@ -60,11 +60,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("module", "what"), FAULTS.values(), ids=FAULTS)
-def test_backend_that_fails_is_named(python, plug_in, module, what) -> None:
-    message = f"cgshim: the backend 'tiny' of tiny-plugin {what}; fix or uninstall tiny-plugin"
+def test_backend_that_fails_is_imported_once_and_named(python, plug_in, module, what) -> None:
+    message = (
+        f"cgshim: the backend 'tiny' of tiny-plugin {what}; "
+        "fix or uninstall tiny-plugin, and restart Python"
+    )
     result = python("-c", LOAD.format(name="tiny"), path=(plug_in(module),))
-    printed = result.stdout.replace("imported\n", "")
-    assert printed == f"{message}\n{message}\n[4. 9.]\n", result.stderr
+    assert result.stdout == f"imported\n{message}\n{message}\n[4. 9.]\n", result.stderr
 
 
 def test_the_command_names_a_backend_that_fails(python, plug_in) -> None:

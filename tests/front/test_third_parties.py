@@ -28,7 +28,8 @@ def alien(install, monkeypatch):
 
 
 WHO = (
-    "cgshim: the backend 'alien' of alien-plugin must import, got {}; fix or uninstall alien-plugin"
+    "cgshim: the backend 'alien' of alien-plugin must import, got {}; "
+    "fix or uninstall alien-plugin, and restart Python"
 )
 BROKEN = {
     "its module raises": (
