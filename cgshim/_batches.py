@@ -10,7 +10,6 @@ gradient each run for one element, or for a batch by the batching rule's derivat
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -209,8 +208,7 @@ class Mapped:
 
             def outputs_of(*moving: Tensor) -> list[Tensor]:
                 inputs = subvals(tensors[:count], wanted, moving)
-                run = functools.partial(self.run, size, batched[:count], *inputs)
-                outputs, have[:] = self._again(run)
+                outputs, have[:] = self.run(size, batched[:count], *inputs)
                 # an output without the batch does not depend on batched inputs
                 return [outputs[at] for at in ends if forward or have[at]]
 
@@ -227,27 +225,3 @@ class Mapped:
 
         total = count + len(wanted if forward else ends)
         return Mapped(self._of, run, total, [*self.in_batch, *wanted, *range(count, total)])
-
-    def _again(self, run: Callable[[], Any]) -> Any:
-        """Run again for a derivative; raise an error if the second run differs from the first."""
-        before = _states_of_generators()
-        run_again = getattr(self._of.backend, "run_again", lambda run, refuse: run())
-        result = run_again(run, self._refuse_another_run)
-        if _states_of_generators() != before:
-            self._refuse_another_run()
-        return result
-
-    def _refuse_another_run(
-        self,
-        got: str = "one that draws random numbers",
-        instead: str = "draw them outside, and pass them as an argument",
-    ) -> NoReturn:
-        self._of.refuse("the gradient of an op with a rule for batches runs f again, which must do the same",
-                        got, instead)  # fmt: skip
-
-
-def _states_of_generators() -> list[Any]:
-    """Return the states of the global random generators of Python and NumPy."""
-    import numpy as np  # imported here: it takes half of the time of importing cgshim
-
-    return [random.getstate(), *[np.asarray(x).tobytes() for x in np.random.get_state()]]

@@ -388,18 +388,11 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 def output_of_constants(op: str, output: Any) -> Any:
     """Return the output of an f without tensors; raise if it depends on a differentiated tensor."""
-    if type(output) in SIMPLE:
-        return output
-    hidden = [
-        x
-        for x in tensors_inside(output, lambda x: framework_of(x) is not None)
-        if not is_numpy_array(x)
-    ]
+    hidden = tensors_inside(output, lambda x: framework_of(x) is not None and not is_numpy_array(x))
     backend = backend_for([output, *hidden])
     if backend is None:
         return output
     tensors, spec = partition(op, backend, output)
-    hidden = [x for x in hidden if not any(x is tensor for tensor in tensors)]
     if not (tensors or hidden):
         return output
     without_gradients = not_converted(lambda *upstreams: None)

@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
-from cgshim._closure import FunctionHolder, tensors_inside
+from cgshim._closure import FunctionHolder
 from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_lasting
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
 from cgshim._plans import MOST, Plan, new_plan, no_plan
-from cgshim._protocol import Backend
 from cgshim._pytree import ONE_TENSOR, partition_each
 from cgshim._registry import load
 from cgshim._signature import Parameters, parameters_of
@@ -131,14 +130,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return output
 
     def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the output of an f that gets no tensor.
-
-        A list of numbers was meant as a tensor, so it raises an error.
-        """
-        if any(map(_is_list_of_numbers, args)):
-            raise refusal(CustomGradientTypeError, self._name,
-                          must="a tensor must be among the arguments", got="a list of numbers",
-                          do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
+        """Return the output of an f that gets no tensor."""
         if self._parameters is not None and self._parameters.takes_needs_input_grad:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
@@ -166,8 +158,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     ) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments, and their tensors.
 
-        The call is None if there are no tensors, unless a backend is chosen and no tensor is
-        hidden.
+        The call is None if there are no tensors, unless a backend is chosen.
         """
         if self._parameters is None:
             raise refusal(CustomGradientTypeError, self._name,
@@ -180,7 +171,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if backend is None:
             return None, []
         inputs, specs = partition_each(self._name, backend, arguments)
-        if not inputs and (chosen_backend() is None or _hide_tensors(arguments, backend)):
+        if not inputs and declared is None and chosen_backend() is None:
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
         shared = Arguments(self._name, backend, names, specs, are_tensors)
@@ -304,17 +295,6 @@ def _make_call(
         arguments, f, options, forward_mode=forward_mode, once_differentiable=once_differentiable,
         takes_needs_input_grad=takes_needs_input_grad,
     )  # fmt: skip
-
-
-def _is_list_of_numbers(arg: Any) -> bool:
-    return isinstance(arg, list) and bool(arg) and all(isinstance(x, float) for x in arg)
-
-
-def _hide_tensors(arguments: Sequence[Any], backend: Backend) -> bool:
-    """Return True if tensors are hidden from the backend: in an object, or as a list of numbers."""
-    return any(map(_is_list_of_numbers, arguments)) or bool(
-        tensors_inside(arguments, backend.is_tensor)
-    )
 
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")

@@ -34,7 +34,7 @@ class TreeSpec:
     It keeps no tensor alive: the code that partitions a tree decides which ones live.
     """
 
-    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
+    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "count")
 
     def __init__(
         self,
@@ -42,10 +42,7 @@ class TreeSpec:
         static: list[Any],
         tensor_at: list[int],
         structure: Any,
-        converted: Sequence[int] = (),
     ) -> None:
-        self.converted = converted
-        """the ids of the leaves that became tensors: NumPy arrays and Keras Variables"""
         self.count = len(tensor_at)
         """the number of tensors"""
         self._backend = backend
@@ -136,26 +133,6 @@ class TreeSpec:
             return None
 
 
-class _WithoutTensor(TreeSpec):
-    """A tree without tensors, passed as the caller's own object, so that f may write to a log."""
-
-    __slots__ = ("_whole",)
-
-    def __init__(self, backend: Any, leaves: list[Any], structure: Any, whole: Any) -> None:
-        super().__init__(backend, leaves, [], structure)
-        self._whole = whole
-
-    def combine(self, tensors: Sequence[Any]) -> Any:
-        return self._whole
-
-    def static_leaves(self) -> Sequence[Any]:
-        return [*super().static_leaves(), self._whole]
-
-    @property
-    def key(self) -> Hashable:
-        return told_apart(self._whole)  # two lists that are equal now may differ when f reads them
-
-
 class _Leaf(TreeSpec):
     """A tree that is one leaf: a tensor, or static."""
 
@@ -210,11 +187,10 @@ def partition(
     as_tensors = [as_tensor(op, backend, leaf, near) for leaf in leaves]
     tensor_at = [at for at, tensor in enumerate(as_tensors) if tensor is not None]
     if not tensor_at:
-        return [], _WithoutTensor(backend, leaves, structure, tree)
+        return [], _Leaf(None, [tree], [], None)
     tensors = [as_tensors[at] for at in tensor_at]
     static = subvals(leaves, tensor_at, [None] * len(tensor_at))
-    converted = [id(leaves[at]) for at in tensor_at if as_tensors[at] is not leaves[at]]
-    return tensors, TreeSpec(backend, static, tensor_at, structure, converted)
+    return tensors, TreeSpec(backend, static, tensor_at, structure)
 
 
 def partition_each(

@@ -52,19 +52,14 @@ class Parameters:
             self.names + [f"{self._rest}[{at}]" for at in range(beyond)] if beyond else self.names
         )
 
-    def by_name(self, count: int, names: Collection[str]) -> dict[str, Any] | None:
-        """Return the arguments that a call passes by these names or leaves to defaults.
+    def names_of_call(self, count: int, options: Collection[str]) -> list[str] | None:
+        """Return the names of this many arguments in a call with these options.
 
-        None if an argument lacks both, or a name is no parameter.
+        None if the call lacks one, or passes an argument by its name.
         """
-        rest = self.names[count:]
-        for name in names:
-            if name not in self._options and (name not in rest or name in self._have_no_name):
-                return None
-        for name in (*rest, *self._options):
-            if name not in names and name not in self._defaults:
-                return None
-        return {name: self._defaults.get(name) for name in rest}
+        needed = {name for name in self._options if name not in self._defaults}
+        is_complete = needed.issubset(options) and set(self._options).issuperset(options)
+        return self.names_of(count) if is_complete else None
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

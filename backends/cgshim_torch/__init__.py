@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -27,7 +27,6 @@ from cgshim_torch._tensors import (
 from cgshim_torch._versions import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._vjp import (
     jvp as jvp,
-    run_and_watch_randomness,
     transposed as transposed,
     vjp as vjp,
     vjp_with_variables as vjp_with_variables,
@@ -64,14 +63,6 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     if is_exporting():
         return exported(call, inputs)
     return transformed(call, inputs) if is_transformed() else attach(call, inputs)
-
-
-def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
-    """Run f for a derivative; raise an error if it draws random numbers."""
-    result, is_random = run_and_watch_randomness(run)
-    if is_random:
-        refuse()
-    return result
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:

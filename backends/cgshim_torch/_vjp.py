@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -40,16 +40,11 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
 
     It closes over inputs, which each level of torch.func replaces, and not over one level's graph.
     """
-    outputs, is_random = run_and_watch_randomness(lambda: run(*inputs))
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
-        if is_random:
-            raise refusal(TransformationError, "op_vjp",
-                          must="a pullback in an op must not draw random numbers under torch.func",
-                          got="a function that does", do="draw them outside, and pass them as an argument")  # fmt: skip
         return torch.func.vjp(run, *inputs)[1](tuple(upstreams))  # type: ignore[no-any-return]
 
-    return outputs, pullback
+    return run(*inputs), pullback
 
 
 def jvp(
@@ -58,12 +53,6 @@ def jvp(
     return torch.func.jvp(  # type: ignore[no-any-return]
         lambda *xs: tuple(fn(*xs)), tuple(inputs), tuple(tangents)
     )
-
-
-def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return a function's result, and True if it draws random numbers of torch."""
-    state, result = torch.get_rng_state(), run()
-    return result, not torch.equal(state, torch.get_rng_state())
 
 
 def vjp_with_variables(

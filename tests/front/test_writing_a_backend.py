@@ -41,7 +41,7 @@ def _why(case, reason):
         return "bfloat16"
     if "reverse mode transposes jvp_fn, got autograd, which cannot" in reason:
         return "no transpose"
-    if reason.endswith("pass it as an argument"):
+    if reason.endswith(("pass it as an argument", "return the tensor itself")):
         return "captured"
     return "forward mode" if "forward mode needs jvp(fn, inputs, tangents)" in reason else reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,30 +125,6 @@ def gradients_of_the_elements_of_a_batch(framework: Framework, batched: tuple[bo
     framework.check_equal(tuple(gradients), (70 * US * w[:, None], 110 * (US * x).sum(-1)))
     assert all(size == 3 for size, _ in seen)
     assert seen[-1][1] == (True, True)
-
-
-@case()
-def random_numbers_in_a_rule_for_batches(framework: Framework) -> None:
-    """The gradient of each element runs f again, with other random numbers than the value's."""
-    vmap = vmap_of(framework.backend)
-    if vmap is None or not hasattr(framework.backend, "mapped"):
-        return
-
-    def one(x: Tensor) -> Any:
-        factor = random.random()
-        return factor * x, lambda u: factor * u
-
-    op = op_custom_gradient(one, vmap=lambda size, in_batched, x: (*one(x), True), name="dropout")
-    x, u = framework.tensors((XS, US))
-    (actual,), pullback = op_vjp(lambda x: vmap(lambda x: [op(x)], [True], [x]), x)
-    factor = framework.numpy(actual)[0, 0] / XS[0, 0]
-    framework.check_equal(pullback([u])[0], factor * US)
-    of_one = lambda x, u: list(op_vjp(op, x)[1](u))
-    error = raised(TransformationError, vmap, of_one, [True, True], [x, u])
-    assert (
-        "dropout: the gradient of an op with a rule for batches runs f again, which must do the same, got one that "
-        "draws random numbers; draw them outside, and pass them as an argument"
-    ) in str(error)
 
 
 MISTAKES = {

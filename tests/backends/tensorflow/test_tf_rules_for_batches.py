@@ -240,25 +240,6 @@ def test_a_tensor_of_the_loop_that_f_reads_besides_is_refused():
 
 
 STATE = tf.Variable(tf.constant(0.0, tf.float64), trainable=False)
-GENERATOR = tf.random.Generator.from_seed(3)
-normal = function(lambda: tf.random.normal([3], dtype=tf.float64))
-
-
-def counted(x):
-    STATE.assign_add(1.0)
-    return tf.ones_like(x)
-
-
-ONCE = {
-    "an operation": ("draws random numbers", lambda x: tf.random.normal([3], dtype=x.dtype)),
-    "a function": ("draws random numbers", lambda x: normal()),
-    "a branch": (
-        "draws random numbers",
-        lambda x: tf.cond(tf.reduce_sum(x) > -100, normal, lambda: tf.zeros_like(x)),
-    ),
-    "a generator": ("draws random numbers", lambda x: GENERATOR.normal([3], dtype=x.dtype)),
-    "a variable": ("writes to a variable", counted),
-}
 
 
 def test_what_only_reads_or_is_the_rules_own_may_run_again():

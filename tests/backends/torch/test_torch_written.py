@@ -379,16 +379,6 @@ def test_a_kept_pullback_of_op_vjp_at_each_level(place, level):
     torch.testing.assert_close(LEVELS[level](op), LEVELS[level](sine_times_5_x))
 
 
-def test_a_kept_pullback_with_random_numbers_under_torch_func():
-    @op_custom_gradient
-    def op(x):
-        y, pullback = op_vjp(lambda x: x * torch.rand(2), x)
-        return y, lambda u: pullback(u)[0]
-
-    with pytest.raises(TransformationError, match=r"op_vjp: .* random numbers"):
-        torch.func.grad(lambda x: op(x).sum())(X)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("reads_a_residual", [False, True])
 def test_a_kept_pullback_of_torch_func_is_right_or_an_error(reads_a_residual, level):
