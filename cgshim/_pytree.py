@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 from typing import Any
 
-from cgshim._closure import SIMPLE, fields_of, paths_to, tensors_inside
+from cgshim._closure import SIMPLE, paths_to, tensors_inside
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
@@ -68,25 +66,22 @@ class TreeSpec:
         return [leaf for leaf in self._static if leaf is not None]
 
     def align(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of this tree's gradient, one per tensor; None if the structure differs."""
+        """Return the leaves of this tree's gradient, one per tensor; None if the structure differs.
+
+        None stands for a branch without a gradient, and a list may stand for a tuple.
+        """
         if gradient is None:
             return [None] * self.count
-        if (leaves := self.align_exactly(gradient)) is not None:
-            return leaves
+        leaves, found = self._backend.tree_flatten(gradient)
+        if found == self._structure:
+            return [leaves[at] for at in self._tensor_at]
         tree = self._with_slots([SLOT] * self.count)
-        if tree is None:
-            return None
         slots, structure = self._backend.tree_flatten(tree)
-        leaves, found = self._backend.tree_flatten(_filled(self._backend, tree, gradient))
-        if found != structure:
+        leaves, found = self._backend.tree_flatten(_filled(tree, gradient))
+        if tree is None or found != structure:
             return None
         pairs = zip(slots, leaves, strict=True)
         return [None if leaf is SLOT else leaf for slot, leaf in pairs if slot is SLOT]
-
-    def align_exactly(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of a gradient with exactly this structure; None otherwise."""
-        leaves, structure = self._backend.tree_flatten(gradient)
-        return [leaves[at] for at in self._tensor_at] if structure == self._structure else None
 
     def path(self, name: str, at: int) -> str:
         """Return a tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
@@ -149,11 +144,9 @@ class _Leaf(TreeSpec):
         return tensors[0] if self.count else self._static[0]
 
     def align(self, gradient: Any) -> list[Any] | None:
-        if not self.count:
-            return []
+        if gradient is None or not self.count:
+            return [None] * self.count if gradient is None else None
         return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
-
-    align_exactly = align
 
     def paths(self, name: str) -> list[str]:
         return [name] * self.count
@@ -264,39 +257,13 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _filled(backend: Backend, tree: Any, gradient: Any) -> Any:
-    """Return a gradient with slots for the leaves of each branch without a gradient or a tensor.
-
-    A list may stand for a tuple, and any mapping for a dict.
-    """
-    if gradient is None or not any(leaf is SLOT for leaf in backend.tree_flatten(tree)[0]):
+def _filled(tree: Any, gradient: Any) -> Any:
+    """Return a gradient with the tree's own slots in the place of each branch that is None."""
+    if gradient is None:
         return tree
-    filled: Any
-    if isinstance(tree, dict) and isinstance(gradient, Mapping) and gradient.keys() == tree.keys():
-        filled = tree.copy()
-        filled.update({key: _filled(backend, tree[key], gradient[key]) for key in tree})
-        return filled
-    if is_dataclass(tree) and type(gradient) is type(tree):
-        filled = copy(gradient)
-        for name in [field.name for field in fields(tree)]:
-            part = _filled(backend, getattr(tree, name), getattr(gradient, name))
-            object.__setattr__(filled, name, part)
-        return filled
-    if not (isinstance(tree, (list, tuple)) and isinstance(gradient, (list, tuple))):
-        return gradient
-    # another namedtuple's fields must not match by position
-    if len(gradient) != len(tree) or fields_of(gradient) not in (None, fields_of(tree)):
-        return gradient
-    parts = [_filled(backend, *each) for each in zip(tree, gradient, strict=True)]
-    make: Any = type(tree)
-    return make(parts) if fields_of(tree) is None else make(*parts)
-
-
-def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:
-    """Return the leaves of several aligned trees in one list; None if one does not align."""
-    leaves: list[Any] = []
-    for part in parts:
-        if part is None:
-            return None
-        leaves += part
-    return leaves
+    if type(tree) is dict and type(gradient) is dict and tree.keys() == gradient.keys():
+        return {key: _filled(tree[key], gradient[key]) for key in tree}
+    sequences = (list, tuple)
+    if type(tree) in sequences and type(gradient) in sequences and len(tree) == len(gradient):
+        return type(tree)([_filled(*each) for each in zip(tree, gradient, strict=True)])
+    return gradient

@@ -267,7 +267,7 @@ SHAPES: dict[str, tuple[Callable[..., Any], str]] = {
         "tree['w'][0] must have its shape f32[1,3], got f32[2]",
     ),
     "in a namedtuple": (
-        lambda u: (u, {"w": None, "p": (None, u)}),
+        lambda u: (u, {"w": None, "p": Point(None, u)}),
         "tree['p'].second must have its shape f32[], got f32[2]",
     ),
     "in a flat list": (
