@@ -297,17 +297,14 @@ def backend_for(arguments: Sequence[Any]) -> Backend | None:
 
 def _name_of_framework(arguments: Sequence[Any]) -> str | None:
     """Return the framework of the tensors in the arguments; NumPy if they hold only its arrays."""
-    fallback = _first(arguments)  # without walking the containers: a long log may be among them
-    if fallback not in (None, "numpy"):
-        return fallback
-    are_known = True
-    for leaf in _leaves(arguments):  # arrays are constants beside a tree of tensors
-        name = framework_of(leaf)
-        if name not in (None, "numpy"):
-            return name
-        fallback = fallback or name
-        are_known = are_known and (name is not None or type(leaf) in SIMPLE)
-    return fallback if are_known else _first_registered(arguments) or fallback
+    name = _first(arguments)
+    if name not in (None, "numpy"):
+        return name
+    leaves = load(TRACER if is_traced() else "numpy").tree_flatten(arguments)[0]
+    name = _first(leaves)  # arrays are constants beside a tree of tensors
+    if name not in (None, "numpy") or all(type(x) in SIMPLE or framework_of(x) for x in leaves):
+        return name
+    return _first_registered(arguments) or name
 
 
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
@@ -333,26 +330,6 @@ def _first(leaves: Iterable[Any]) -> str | None:
             return name
         fallback = fallback or name
     return fallback
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of a tree lazily.
-
-    Lists, tuples and dicts do not use optree, which torch.compile cannot trace.
-    """
-    todo = [tree]  # a stack: the next item is last
-    while todo:
-        x = todo.pop()
-        if type(x) is list or type(x) is tuple:
-            todo.extend(reversed(x))
-        elif type(x) is dict:
-            todo.extend(reversed(x.values()))
-        elif type(x) in SIMPLE or framework_of(x) is not None:
-            yield x
-        else:
-            import optree
-
-            yield from optree.tree_leaves(x, none_is_leaf=True)
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:

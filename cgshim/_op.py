@@ -12,11 +12,16 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
 from cgshim._closure import FunctionHolder
-from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_lasting
+from cgshim._dispatch import (
+    backend_for,
+    choice_for_plans,
+    chosen_backend,
+    framework_of_type,
+    is_lasting,
+)
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
-from cgshim._foreign import is_traced
+from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
-from cgshim._plans import MOST, Plan, new_plan, no_plan
 from cgshim._pytree import ONE_TENSOR, partition_each
 from cgshim._registry import load
 from cgshim._signature import Parameters, parameters_of
@@ -28,6 +33,10 @@ WithRules: TypeAlias = tuple[T_co, Any] | tuple[T_co, Any, Any]
 """an output with its grad_fn, and perhaps its jvp_fn"""
 Q = ParamSpec("Q")
 S = TypeVar("S")
+Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+"""runs f on arguments of known types, with options; NotImplemented leads to the general path"""
+_MOST_PLANS = 64
+"""the most plans that an op caches: usually one per backend for the same types"""
 
 
 class CustomGradient(FunctionHolder, Generic[P, T_co]):
@@ -112,7 +121,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                     types = chosen, types
                 plan = self._plans.get(types)
                 if plan is None:
-                    plan = self._new_plan(chosen, types, args, kwargs)
+                    plan = self.__plan_for(chosen, types, args, kwargs)
                 output = plan(self._f, args, kwargs)
                 if output is not NotImplemented:
                     return output
@@ -137,7 +146,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         output, _ = self._kind_of_call.pair(self._name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self._name, output)
 
-    def _new_plan(
+    def __plan_for(
         self, chosen: str | None, key: Any, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Plan:
         """Make and cache the plan for these argument types and option names.
@@ -146,10 +155,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         holds it would keep its object alive.
         """
         if self._parameters is None or self._variables is not None:
-            return no_plan
+            return _no_plan
         make_call = self._call_factory(self._bound._f if self._bound else self._f, {})
-        plan = new_plan(make_call, self._name, self._parameters, chosen, args, options)
-        if len(self._plans) < MOST and all(is_lasting(type(arg)) for arg in args):
+        plan = _plan_for(make_call, self._name, self._parameters, chosen, args, options)
+        if len(self._plans) < _MOST_PLANS and all(is_lasting(type(arg)) for arg in args):
             self._plans[key] = plan
         return plan
 
@@ -181,12 +190,6 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         call = self._call_factory(self._f, options)(shared)
         call.variables = variables
         return call, inputs
-
-    def returns_jvp_fn(self, *args: Any) -> bool:
-        """Run f on these arguments, and return True if it returns (output, grad_fn, jvp_fn)."""
-        call, inputs = self._call_of(args, {})
-        result = None if call is None else call.run(inputs)
-        return isinstance(result, tuple) and len(result) == 3
 
     def _call_factory(
         self, f: Callable[..., Any], options: Mapping[str, Any]
@@ -282,6 +285,42 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
+
+
+# --- Plans: most calls of an op are alike, and only the first finds the backend ---------------------
+
+
+def _plan_for(
+    make_call: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
+    args: tuple[Any, ...], options: Mapping[str, Any],
+) -> Plan:  # fmt: skip
+    """Return a plan for calls with these argument types and option names.
+
+    Only calls whose positional arguments are all tensors of one framework have one.
+    """
+    names = parameters.names_of_call(len(args), options)
+    frameworks = set(map(framework_of_type, map(type, args)))
+    (name,) = frameworks if len(frameworks) == 1 else (None,)
+    if names is None or name in (None, KERAS):
+        return _no_plan
+    backend = load(chosen or name)
+    call = make_call(Arguments(op, backend, names, [ONE_TENSOR] * len(args), True))
+    plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
+    return plan_of(call, [*map(type, args)]) or functools.partial(_run_without_fast_path, call)
+
+
+def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Decline calls that take the general path: with variables or without tensors, for example."""
+    return NotImplemented
+
+
+def _run_without_fast_path(
+    call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """Run a call on a backend without a fast path."""
+    if not all(map(call.backend.is_tensor, args)):
+        return NotImplemented
+    return call.backend.custom_gradient(call.with_f(f, options), args)
 
 
 def _make_call(

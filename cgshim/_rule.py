@@ -22,7 +22,6 @@ from cgshim._errors import (
     refusal,
 )
 from cgshim._foreign import is_traced
-from cgshim._forms import FORMS, Form, convention_of
 from cgshim._gradients import (
     Arguments,
     check_gradient,
@@ -32,6 +31,7 @@ from cgshim._gradients import (
 )
 from cgshim._protocol import Tensor
 from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each
+from cgshim._signature import FORMS, Form, convention_of
 
 
 @dataclass(slots=True, eq=False)
