@@ -16,11 +16,10 @@ from cgshim._dispatch import (
     backend_for,
     choice_for_plans,
     chosen_backend,
-    framework_of_type,
     is_lasting,
 )
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
-from cgshim._foreign import KERAS, is_traced
+from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
 from cgshim._pytree import ONE_TENSOR, partition_each
 from cgshim._registry import load
@@ -35,7 +34,7 @@ Q = ParamSpec("Q")
 S = TypeVar("S")
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """runs f on arguments of known types, with options; NotImplemented leads to the general path"""
-_MOST_PLANS = 64
+_MOST = 64
 """the most plans that an op caches: usually one per backend for the same types"""
 
 
@@ -112,23 +111,25 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         output: T_co
         inputs: Sequence[Any] = args
         chosen = choice_for_plans()
+        key: Any = None
         try:
             if chosen is not False:
-                types: Any = type(args[0]) if len(args) == 1 else tuple(map(type, args))
+                key = type(args[0]) if len(args) == 1 else tuple(map(type, args))
                 if kwargs:
-                    types = types, *kwargs
+                    key = key, *kwargs
                 if chosen is not None:
-                    types = chosen, types
-                plan = self._plans.get(types)
-                if plan is None:
-                    plan = self.__plan_for(chosen, types, args, kwargs)
-                output = plan(self._f, args, kwargs)
-                if output is not NotImplemented:
-                    return output
+                    key = chosen, key
+                plan = self._plans.get(key)
+                if plan is not None:
+                    output = plan(self._f, args, kwargs)
+                    if output is not NotImplemented:
+                        return output
             call, inputs = self._call_of(args, kwargs)
             if call is None:
                 output = self._output_of_constants(args, kwargs)
             else:
+                if key is not None:
+                    self._keep_plan(key, call, args)
                 output = call.backend.custom_gradient(call, inputs)
         except ForeignOutputError as foreign:
             output = output_of_constants(self._name, foreign.constant_of(inputs))
@@ -146,21 +147,21 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         output, _ = self._kind_of_call.pair(self._name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self._name, output)
 
-    def __plan_for(
-        self, chosen: str | None, key: Any, args: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> Plan:
-        """Make and cache the plan for these argument types and option names.
+    def _keep_plan(self, key: Any, call: Call, args: tuple[Any, ...]) -> None:
+        """Cache a plan for calls with these argument types and option names, if all are tensors.
 
         The methods of an op share plans, which get the method in each call, because a plan that
         holds it would keep its object alive.
         """
-        if self._parameters is None or self._variables is not None:
-            return _no_plan
-        make_call = self._call_factory(self._bound._f if self._bound else self._f, {})
-        plan = _plan_for(make_call, self._name, self._parameters, chosen, args, options)
-        if len(self._plans) < _MOST_PLANS and all(is_lasting(type(arg)) for arg in args):
-            self._plans[key] = plan
-        return plan
+        are_tensors = call.arguments.are_tensors and len(call.arguments.specs) == len(args) > 0
+        if not are_tensors or self._variables is not None or key in self._plans:
+            return
+        types = [*map(type, args)]
+        is_known = all(map(call.backend.is_tensor, args)) and all(map(is_lasting, types))
+        if is_known and len(self._plans) < _MOST:
+            call = call.with_f(self._bound._f if self._bound else self._f, {})
+            plan_of: Callable[..., Plan | None] = getattr(call.backend, "plan", _no_fast_path)
+            self._plans[key] = plan_of(call, types) or functools.partial(_run_by_plan, call)
 
     def _call_of(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -187,19 +188,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         variables: Sequence[Any] = ()
         if declared is not None:
             variables, shared.variables = declared_variables(self._name, backend, declared)
-        call = self._call_factory(self._f, options)(shared)
-        call.variables = variables
-        return call, inputs
-
-    def _call_factory(
-        self, f: Callable[..., Any], options: Mapping[str, Any]
-    ) -> Callable[[Arguments], Call]:
-        """Return a factory of calls of f. It must not hold the op, whose plans hold the factory."""
-        assert self._parameters is not None
-        return functools.partial(
-            _make_call, self._kind_of_call, f, options, self._forward_mode, self._once_differentiable,
-            self._parameters.takes_needs_input_grad,
+        if isinstance(self._f, WithBatches):
+            require_batches(self._name, backend)
+        call = self._kind_of_call(
+            shared, self._f, options, forward_mode=self._forward_mode, variables=variables,
+            once_differentiable=self._once_differentiable,
+            takes_needs_input_grad=self._parameters.takes_needs_input_grad,
         )  # fmt: skip
+        return call, inputs
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> CustomGradient[P, T_co]: ...
@@ -217,29 +213,25 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self if bound is self._f else self._bound_to(bound)
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
-        """Return the op of a bound f.
-
-        It skips __init__, because each attribute access makes one.
-        """
-        op: CustomGradient[Any, T_co] = object.__new__(type(self))
-        op.__dict__.update(self.__dict__)
-        op._f = op.__wrapped__ = bound
-        op._bound, op._name, op._of_methods = self, self._name, None
-        op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
-        op._kind_of_call, op._variables = self._kind_of_call, self._variables
+        """Return the op of a bound f."""
+        op = self.with_function(bound)
+        op._bound, op._of_methods = self, None
         op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
         op.__signature__ = op._parameters.signature
         return op
 
-    def with_function(self, f: Callable[..., Any]) -> CustomGradient[P, T_co]:
-        """Return the same op of a function that differs only in the tensors it closes over."""
-        op: CustomGradient[P, T_co] = object.__new__(type(self))
+    def with_function(self, f: Callable[..., Any]) -> CustomGradient[Any, T_co]:
+        """Return the same op of a function that differs only in the tensors it closes over.
+
+        It skips __init__: each access of a method makes an op.
+        """
+        op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
-        for name in CustomGradient.__slots__:
-            if not name.startswith("__"):
-                setattr(op, name, getattr(self, name))
         op._f = op.__wrapped__ = f
-        op._plans = {}
+        op._bound, op._name, op._variables = self._bound, self._name, self._variables
+        op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
+        op._kind_of_call, op._parameters = self._kind_of_call, self._parameters
+        op._of_methods, op._plans = self._of_methods, {}
         return op
 
     def __eq__(self, other: object) -> bool:
@@ -287,34 +279,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return f"<op {self._name} with a custom gradient>"
 
 
-# --- Plans: most calls of an op are alike, and only the first finds the backend ---------------------
-
-
-def _plan_for(
-    make_call: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
-    args: tuple[Any, ...], options: Mapping[str, Any],
-) -> Plan:  # fmt: skip
-    """Return a plan for calls with these argument types and option names.
-
-    Only calls whose positional arguments are all tensors of one framework have one.
-    """
-    names = parameters.names_of_call(len(args), options)
-    frameworks = set(map(framework_of_type, map(type, args)))
-    (name,) = frameworks if len(frameworks) == 1 else (None,)
-    if names is None or name in (None, KERAS):
-        return _no_plan
-    backend = load(chosen or name)
-    call = make_call(Arguments(op, backend, names, [ONE_TENSOR] * len(args), True))
-    plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
-    return plan_of(call, [*map(type, args)]) or functools.partial(_run_without_fast_path, call)
-
-
-def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Decline calls that take the general path: with variables or without tensors, for example."""
-    return NotImplemented
-
-
-def _run_without_fast_path(
+def _run_by_plan(
     call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
     """Run a call on a backend without a fast path."""
@@ -323,17 +288,8 @@ def _run_without_fast_path(
     return call.backend.custom_gradient(call.with_f(f, options), args)
 
 
-def _make_call(
-    kind_of_call: type[Call], f: Callable[..., Any], options: Mapping[str, Any], forward_mode: bool,
-    once_differentiable: bool, takes_needs_input_grad: bool, arguments: Arguments,
-) -> Call:  # fmt: skip
-    """Return the call that a backend runs for this f."""
-    if isinstance(f, WithBatches):
-        require_batches(arguments.op, arguments.backend)
-    return kind_of_call(
-        arguments, f, options, forward_mode=forward_mode, once_differentiable=once_differentiable,
-        takes_needs_input_grad=takes_needs_input_grad,
-    )  # fmt: skip
+def _no_fast_path(call: Call, types: Sequence[type]) -> None:
+    """Stand for the `plan` of a backend without a fast path."""
 
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any, Literal
 
@@ -51,15 +51,6 @@ class Parameters:
         return (
             self.names + [f"{self._rest}[{at}]" for at in range(beyond)] if beyond else self.names
         )
-
-    def names_of_call(self, count: int, options: Collection[str]) -> list[str] | None:
-        """Return the names of this many arguments in a call with these options.
-
-        None if the call lacks one, or passes an argument by its name.
-        """
-        needed = {name for name in self._options if name not in self._defaults}
-        is_complete = needed.issubset(options) and set(self._options).issuperset(options)
-        return self.names_of(count) if is_complete else None
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

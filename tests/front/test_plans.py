@@ -47,7 +47,7 @@ def test_the_arguments_of_a_second_call_are_not_looked_at_again(
 ) -> None:
     double = op_custom_gradient(lambda x: (2 * x, lambda upstream: 3 * upstream))
     double(np.array(X))
-    monkeypatch.setattr("cgshim._op.framework_of_type", None)
+    monkeypatch.setattr("cgshim._op.backend_for", None)
     np.testing.assert_array_equal(double(np.array([5.0])), [10.0])
 
 
