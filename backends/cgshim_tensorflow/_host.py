@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,7 +32,9 @@ from cgshim_tensorflow._private import is_recorded, set_converter
 def host_function(call: HostCall, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
     """Return a host function's results, whose derivative raises an error."""
     for x in (*inputs, *call.results):
-        if _tensors.is_composite(x) or not _is_of_numbers(x.dtype):
+        if _tensors.is_composite(x) or not (
+            is_differentiable(x.dtype) or dtype_name(x.dtype).startswith(("bool", "int", "uint"))
+        ):
             raise refusal(CustomGradientTypeError, call.name,
                           must="what runs on the host takes and returns dense arrays of numbers",
                           got=type(x).__name__ if _tensors.is_composite(x) else describe(x),
@@ -40,11 +42,11 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], /) -> Sequence[Tenso
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
         # NumPy does not read a scalar bfloat16 tensor (TensorFlow 2.21)
-        values = [x if x.shape.rank else x.numpy() for x in tensors]
-        results = [*map(tf.constant, _run(call, values))]
+        arrays = [np.asarray(x if x.shape.rank else x.numpy()) for x in tensors]
+        results = [*map(tf.constant, call.run(arrays))]
     else:
         results = _in_graph(call, tensors)
-    if not results or not is_recorded():
+    if not is_recorded():
         return results
     return _without_derivative(call.name, results, tensors)
 
@@ -74,25 +76,9 @@ def _without_derivative(
     return outputs
 
 
-@functools.cache
-def _is_of_numbers(dtype: Any) -> bool:
-    return is_differentiable(dtype) or dtype_name(dtype).startswith(("bool", "int", "uint"))
-
-
-def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
-    """Return the results for these values, whose memory f reads and cannot write to."""
-    arrays = [np.asarray(value) for value in values]
-    for array in arrays:
-        array.flags.writeable = False
-    return call.run(arrays)
-
-
 def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results of an operation that calls the host later."""
-    if not call.results:
-        return []
-    sizes: list[Any] = [None if ... in y.shape else y.shape for y in call.results]
-    shapes = [*map(tf.TensorShape, sizes)]
+    shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in call.results]
     are_known = all(shape.is_fully_defined() for shape in (*shapes, *[x.shape for x in inputs]))
     own = random.SystemRandom().getrandbits(62)
 
@@ -103,7 +89,7 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
                           got="a graph of another process", do="save what does without it")  # fmt: skip
         # a declaration needs only the backend's pytree functions
         known = call if are_known else call.declared(_tensors, arrays)  # type: ignore[arg-type]
-        results = _run(known, arrays)
+        results = known.run([*map(np.asarray, arrays)])
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
                 traced = Spec(tuple(shape), result.dtype)
@@ -112,11 +98,12 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
                               got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
 
-    dtypes = [tf.as_dtype(y.dtype) for y in call.results]
     # XLA names the operation that it cannot compile
     name = re.sub(r"[^A-Za-z0-9_.]", "_", f"host_function_{call.name}_without_jit_compile")
-    number = tf.constant(own, tf.int64)
-    results = tf.numpy_function(run, [number, *inputs], dtypes, stateful=False, name=name)
+    results = tf.numpy_function(
+        run, [tf.constant(own, tf.int64), *inputs], [tf.as_dtype(y.dtype) for y in call.results],
+        stateful=False, name=name,
+    )  # fmt: skip
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     set_converter(results[0].op, functools.partial(_over_iterations, call))
@@ -130,6 +117,5 @@ def _over_iterations(call: HostCall, pfor_input: Any) -> list[Any]:
         raise refusal(TransformationError, call.name,
                       must="vectorized_map needs one shape for all iterations",
                       got="the parts of sparse tensors", do="convert them to dense ones before")  # fmt: skip
-    of_batch = call.over([x.is_stacked for x in inputs])
-    results = _in_graph(of_batch, [x.t for x in inputs])
+    results = _in_graph(call.over([x.is_stacked for x in inputs]), [x.t for x in inputs])
     return [inputs[0]._replace(t=y, is_stacked=True) for y in results]
