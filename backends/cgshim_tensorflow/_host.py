@@ -78,7 +78,8 @@ def _without_derivative(
 
 def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results of an operation that calls the host later."""
-    shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in call.results]
+    sizes: list[Any] = [None if ... in y.shape else y.shape for y in call.results]
+    shapes = [*map(tf.TensorShape, sizes)]
     are_known = all(shape.is_fully_defined() for shape in (*shapes, *[x.shape for x in inputs]))
     own = random.SystemRandom().getrandbits(62)
 
