@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 from cgshim._closure import SIMPLE
@@ -21,7 +22,6 @@ from cgshim._foreign import (
 )
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
-from cgshim._scope import RuleScope
 
 T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
@@ -32,8 +32,7 @@ ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 _of_process: str | None = None
 # read once: a lookup in os.environ takes as long as a product of two NumPy scalars
 _of_environment: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
-_scope: RuleScope[str] = RuleScope("cgshim_backend")
-_of_context = _scope.variable
+_of_context: ContextVar[str | None] = ContextVar("cgshim_backend", default=None)
 
 
 def config_backend() -> str | None:
@@ -137,7 +136,8 @@ def use_backend(name: str, /) -> Iterator[None]:
 
 def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
     """Return a function's result, computed with NumPy as the current backend."""
-    return _scope.run("numpy", function, *args)
+    with use_backend("numpy"):
+        return function(*args)
 
 
 # --- The op that is running -----------------------------------------------------------------------

@@ -32,4 +32,3 @@ from cgshim._protocol import Backend as Backend, Tensor as Tensor
 from cgshim._pytree import subvals as subvals
 from cgshim._registry import imported_when_called as imported_when_called
 from cgshim._rule import Rule as Rule, refuse_captured_tangent as refuse_captured_tangent
-from cgshim._scope import RuleScope as RuleScope

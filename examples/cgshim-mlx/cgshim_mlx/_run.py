@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from cgshim.backend import RuleScope, is_in_rule, tensors_inside
+from cgshim.backend import is_in_rule, tensors_inside
 from cgshim_mlx._arrays import Array, Arrays, handle, is_float, is_tensor, rebound, renewed, stopped
 from cgshim_mlx._graph import Graph, those_behind
 from cgshim_mlx._linear import transposed
@@ -95,13 +96,17 @@ class Run:
     """
 
     def __init__(self, call: Call, inputs: Arrays) -> None:
-        self.call, self.in_rule, self.is_within_f = call, is_in_rule(), _within_f.current
+        self.call, self.in_rule, self.is_within_f = call, is_in_rule(), _within_f.get()
         self.given = [renewed(x) for x in inputs]
         self.beginnings = [handle(x) for x in self.given]
         in_options = filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0])
         may_be_captured = [*in_options, *call.variables, *tensors_inside(call.f, is_tensor, 20)]
         captured = {id(x): x for x in may_be_captured if is_float(x)}
-        self.results, self.rule = _within_f.run(True, call, self.given)
+        outer = _within_f.set(True)
+        try:
+            self.results, self.rule = call(self.given)
+        finally:
+            _within_f.reset(outer)
         self.made = [handle(y) for y in self.results]
         read = those_behind(self.made, [*captured.values()])
         self.variables, self.sources = call.variables, [*inputs, *call.variables]
@@ -245,4 +250,4 @@ class Run:
                 self.call.refuse_unconnected(x, "f made of values that Python read")
 
 
-_within_f: RuleScope[bool] = RuleScope("cgshim_mlx_f")
+_within_f: ContextVar[bool] = ContextVar("cgshim_mlx_f", default=False)

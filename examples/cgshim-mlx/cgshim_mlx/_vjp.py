@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from cgshim.backend import RuleScope
 from cgshim_mlx._arrays import Array, agree, all_of, handle, is_float, spoiled
 from cgshim_mlx._graph import Graph
 
@@ -58,7 +58,11 @@ def jvp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
 ) -> tuple[Sequence[Array], Sequence[Array]]:
     made: list[tuple[Array, Exception]] = []
-    outputs, of_outputs = _unusable.run(made, mx.jvp, fn, list(inputs), list(tangents))
+    outer = _unusable.set(made)
+    try:
+        outputs, of_outputs = mx.jvp(fn, list(inputs), list(tangents))
+    finally:
+        _unusable.reset(outer)
     for at in Graph(of_outputs, [tangent for tangent, _ in made]).inputs() if made else ():
         raise made[at][1]
     return outputs, of_outputs
@@ -69,12 +73,14 @@ def unusable(x: Array, error: Exception) -> Array:
     uses them.
     """
     tangent = mx.full(x.shape, mx.nan if is_float(x) else 0, x.dtype)
-    if _unusable.current is not None:
-        _unusable.current.append((tangent, error))
+    if (unusable := _unusable.get()) is not None:
+        unusable.append((tangent, error))
     return tangent
 
 
-_unusable: RuleScope[list[tuple[Array, Exception]]] = RuleScope("cgshim_mlx_unusable")
+_unusable: ContextVar[list[tuple[Array, Exception]] | None] = ContextVar(
+    "cgshim_mlx_unusable", default=None
+)
 """what `jvp` must not find in its results"""
 
 
