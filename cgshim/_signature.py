@@ -20,7 +20,7 @@ class Parameters:
     """
 
     __slots__ = (
-        "_defaults", "_options", "_rest", "names", "signature", "takes_needs_input_grad",
+        "_defaults", "_options", "_rest", "default_options", "names", "signature", "takes_needs_input_grad",
     )  # fmt: skip
 
     def __init__(self, f: Callable[..., Any] | inspect.Signature) -> None:
@@ -37,11 +37,8 @@ class Parameters:
         self._options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-
-    @property
-    def default_options(self) -> dict[str, Any]:
-        """The options with default values."""
-        return {name: self._defaults[name] for name in self._options if name in self._defaults}
+        self.default_options = {n: x for n, x in self._defaults.items() if n in self._options}
+        """the options with default values"""
 
     def names_of(self, count: int) -> list[str] | None:
         """Return the names of this many positional arguments; None if they have default values."""
@@ -59,8 +56,9 @@ class Parameters:
 
         The result is the same for a positional, keyword or default argument.
         """
-        if not (kwargs or self._options) and (names := self.names_of(len(args))) is not None:
-            return names, args, kwargs
+        names = self.names_of(len(args))
+        if not kwargs and names is not None and len(self.default_options) == len(self._options):
+            return names, args, self.default_options
         if self.takes_needs_input_grad and "needs_input_grad" in kwargs:
             raise refusal(CustomGradientTypeError, op, must="needs_input_grad must be left to cgshim",
                           got="one in the call", do="leave it out")  # fmt: skip
