@@ -78,7 +78,7 @@ def _has_backend(item: pytest.Item) -> bool:
     """Return False for a test without a backend: it runs once, in the runs that test NumPy."""
     if any(TESTS / name in item.path.parents for name in ("backends", "gpu", "together")):
         return True
-    return not {"backend", "case", "cell"}.isdisjoint(item.fixturenames)
+    return not {"backend", "backends", "case", "cell", "pair", "twin"}.isdisjoint(item.fixturenames)
 
 
 def _row_of(item: pytest.Item) -> tuple[str, str]:

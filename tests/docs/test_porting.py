@@ -1,5 +1,6 @@
 """Each op by hand in docs/porting.md agrees with the same op here, in value and two derivatives."""
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -67,6 +68,13 @@ def pairs_of(page):
 
 def pytest_generate_tests(metafunc):
     """A pair is tested in the runs that test its backend. Keras has only one in a process."""
+    if "twin" in metafunc.fixturenames:
+        chosen = [
+            (name, twin) for name in metafunc.config.option.backends for twin in twins_of(name).all
+        ]
+        metafunc.parametrize(
+            ("framework", "twin"), chosen, ids=[f"{name}-{twin.row}" for name, twin in chosen]
+        )
     if "pair" in metafunc.fixturenames:
         backends = metafunc.config.option.backends
         # it may import Keras for itself
@@ -93,6 +101,10 @@ def test_both_have_the_same_value_and_derivatives(pair):
     if "keras" in pair.there and pair.backend == "torch":
         assert not expected.pop().any()  # as the page says
         assert found.pop().all()
+    assert_equal(found, expected)
+
+
+def assert_equal(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
@@ -106,14 +118,18 @@ def function_of(pair, code):
     return namespace[pair.name]
 
 
-def derivatives(op, arrays, rest):
+def derivatives(op, arrays, rest=(), orders=2):
     """The value, the gradients for an upstream gradient that no two elements share, and those of
     their cubes.
     """
     args = [op_convert_to_tensor(array, "float64") for array in arrays]
+    if orders == 0:
+        return [op_convert_to_numpy(op(*args))]
     value, pullback = op_vjp(lambda *args: op(*args, *rest), *args)
     upstream = np.linspace(0.7, 2.3, np.size(op_convert_to_numpy(value))).reshape(value.shape)
     gradients = pullback(op_convert_to_tensor(upstream, "float64"))
+    if orders == 1:
+        return list(map(op_convert_to_numpy, [value, *gradients]))
 
     def of_gradients(*args):
         _, pullback = op_vjp(lambda *args: op(*args, *rest), *args)
@@ -121,6 +137,37 @@ def derivatives(op, arrays, rest):
 
     seconds = op_grad(of_gradients, argnums=list(range(len(args))))(*args)
     return list(map(op_convert_to_numpy, [value, *gradients, *seconds]))
+
+
+# --- The rows of the tables -----------------------------------------------------------------------
+
+
+def twins_of(framework):
+    return importlib.import_module(f"twins_{framework}").twins
+
+
+def test_every_row_has_a_twin(backend):
+    """A row's twin is in twins_BACKEND.py, a pair of the page, or in another test."""
+    (section,) = [
+        part for part in re.split("^## ", PAGES[0].read_text(), flags=re.MULTILINE)
+        if BACKENDS.get(part.splitlines()[0]) == [backend]
+    ]  # fmt: skip
+    rows = re.findall(r"^\| (.*?) \| ", section, re.MULTILINE)[1:]
+    twins = twins_of(backend)
+    assert {*rows} == {twin.row for twin in twins.all} | {*twins.elsewhere}
+    tests = "".join(map(str, (ROOT / "tests").rglob("test_*.py"))) + Path(__file__).read_text()
+    known = {pair.name for pair in pairs() if pair.backend == backend}
+    for name in twins.elsewhere.values():
+        assert name in known or name in tests
+
+
+def test_a_row_by_hand_and_here(framework, twin):
+    arrays = [X, *map(np.asarray, twin.more)]
+    with use_backend(framework):
+        by_hand, *here = twin.make()
+        expected = derivatives(by_hand, arrays, orders=twin.orders)
+        for op in here:
+            assert_equal(derivatives(op, arrays, orders=twin.orders), expected)
 
 
 # --- What the page says of every framework, and of torch's mark_dirty and ctx ---------------------
