@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import take_current_trace
+try:
+    from jax.extend.core import take_current_trace
+except ImportError:  # before JAX 0.9.2
+    from jax.core import take_current_trace
 
 
 def is_mapped_now(tensors: Sequence[Any]) -> bool:
@@ -16,9 +19,9 @@ def is_mapped_now(tensors: Sequence[Any]) -> bool:
     `Tracer._trace` are seen in 0.4.38 to 0.12.
     """
     with take_current_trace() as trace:
-        pass
-    is_vmap = type(trace).__name__ == "BatchTrace"
-    return is_vmap and any(getattr(x, "_trace", None) is trace for x in tensors)
+        return type(trace).__name__ == "BatchTrace" and any(
+            getattr(x, "_trace", None) is trace for x in tensors
+        )
 
 
 def primal_of(x: Any) -> Any:
