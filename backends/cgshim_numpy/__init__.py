@@ -120,5 +120,6 @@ def version_limits() -> list[str]:
 
 _BEFORE_1_9 = (
     "second derivatives and forward mode raise an error where f or its rule calls NumPy's own functions (np.sin), not "
-    "those of autograd.numpy or cgshim.ops, and where a Python float is differentiated (use np.float64 or an array)"
+    "those of autograd.numpy or cgshim.ops, and where a Python float is differentiated (use np.float64 or an array); "
+    "np.array(x) hides x from autograd, by hand too"
 )
