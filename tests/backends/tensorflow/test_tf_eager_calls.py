@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,10 @@ def recorded(op: Any) -> Callable[[Any], Any]:
     return forward
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11),
+    reason="TensorFlow's own calls depend on Python's typing module",
+)
 @pytest.mark.parametrize(
     ("use", "most"),
     [(lambda op: op, 0.8), (recorded, 1.2), (grad, 1.1)],
