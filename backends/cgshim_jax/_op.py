@@ -118,7 +118,7 @@ class Derivative:
 
     def read(self, outputs: Sequence[Array], operands: Sequence[Array]) -> list[Array]:
         """Return what the rule reads: residuals, with these outputs and args among them."""
-        args = [*map(as_tensor, operands[: len(self.needed)])]
+        args = list(operands[: len(self.needed)])
         tensors, residuals = [*args, *outputs], self.connected(operands[len(args) :], args)
         read = subvals(residuals, [*self.known], [tensors[at] for at in self.known.values()])
         return read if self.error is None else [*read, *args]
@@ -184,7 +184,7 @@ class Derivative:
             return self._forbidden(pushed, [*read, *tangents])
 
         vectors = [matching(dots[at], arg_types[at]) for at in moving]
-        read = self.read(outputs, operands)
+        read = self.read(outputs, [*map(as_tensor, operands)])  # a program may have numbers
         return subvals(none, floats, linear_map(push, pull, read, vectors, float_types))
 
     def _check_captured(self, own: Sequence[Array | None], moving: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax_ops import CUBES, PRODUCTS, cube
+from jax_ops import CUBES, PRODUCTS, cube, with_nnx_state
 
 from cgshim import op_custom_gradient
 
@@ -128,6 +128,7 @@ def test_a_rule_may_use_the_axis_of_vmap(forward_mode, compiler):
     )
 
 
+@with_nnx_state
 def test_per_example_gradients_of_modules(compiler):
     def gradients(weight, x):
         return 15 * (x @ weight.T)[:, :, None] ** 2 * x[:, None, :]

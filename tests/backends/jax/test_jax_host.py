@@ -205,6 +205,8 @@ def test_memory(compiler):
         np.testing.assert_array_equal(kept[i], X + i + 1.0)
     donated = jnp.array(X)
     np.testing.assert_array_equal(jax.jit(f, donate_argnums=0)(donated), 2 * X)
+    if jax.__version_info__ < (0, 5) and jax.config.jax_compilation_cache_dir:
+        pytest.skip("a program from JAX's cache writes over what np.asarray has returned")
     donated = jnp.array(X)
     f(donated)
     jax.jit(lambda x: 0 * x, donate_argnums=0)(donated)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax_ops import STAGINGS, cube
+from jax_ops import STAGINGS, cube, with_nnx_state
 
 from cgshim import op_custom_gradient
 
@@ -126,6 +126,7 @@ def test_an_equinox_module_is_an_argument(compiler):
     assert compiler(jax.grad(lambda x: apply(mlp, x).sum()))(X).tolist() == (6 * X).tolist()
 
 
+@with_nnx_state
 def test_flax_state_is_an_argument(compiler):
     graph, state = nnx.split(nnx.Linear(3, 2, param_dtype="float64", rngs=nnx.Rngs(0)))
 
@@ -304,6 +305,7 @@ def test_f_runs_once_in_a_differentiated_module(at, staged, compiler):
     np.testing.assert_array_equal(compiler(jax.grad(loss, 1))(parameters, X), [140, 140, 140])
 
 
+@with_nnx_state
 def test_f_runs_once_in_a_module_of_nnx(compiler):
     runs.clear()
     gradient = nnx.jit if compiler is jax.jit else lambda f: f

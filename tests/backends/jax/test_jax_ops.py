@@ -1,5 +1,7 @@
 """cgshim.ops on JAX's arrays."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -32,5 +34,6 @@ PAIRS = {
 def test_a_function_traces_to_the_program_of_jax_numpys(name):
     ours, theirs = PAIRS[name]
     x = jnp.ones((2, 3), "float32")
-    assert str(jax.make_jaxpr(ours)(x)) == str(jax.make_jaxpr(theirs)(x))
-    assert str(jax.make_jaxpr(ours)(x)) != str(jax.make_jaxpr(lambda x: jnp.tan(x))(x))
+    program = lambda f: re.sub("0x[0-9a-f]+", "", str(jax.make_jaxpr(f)(x)))  # JAX 0.4's addresses
+    assert program(ours) == program(theirs)
+    assert program(ours) != program(lambda x: jnp.tan(x))
