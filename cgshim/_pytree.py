@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
@@ -252,4 +254,10 @@ def _filled(tree: Any, gradient: Any) -> Any:
     sequences = (list, tuple)
     if type(tree) in sequences and type(gradient) in sequences and len(tree) == len(gradient):
         return type(tree)([_filled(*each) for each in zip(tree, gradient, strict=True)])
+    if is_dataclass(tree) and type(tree) is type(gradient):
+        filled = copy(gradient)
+        for name in [field.name for field in fields(tree)]:
+            part = _filled(getattr(tree, name), getattr(gradient, name))
+            object.__setattr__(filled, name, part)  # it may be frozen
+        return filled
     return gradient

@@ -44,6 +44,8 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
     "a list": (lambda x, a, b: [x, {"a": a, "b": b}, None], "xab"),
     "keys in another order": (lambda x, a, b: (x, {"b": b, "a": a}, None), "xab"),
     "static argument left out": (lambda x, a, b: (x, {"a": a, "b": b}), "xab"),
+    "a number for a static argument": (lambda x, a, b: (x, {"a": a, "b": b}, 0.0), "xab"),
+    "a tensor for a static argument": (lambda x, a, b: (x, {"a": a, "b": b}, x), "xab"),
     "flat": (lambda x, a, b: (x, a, b), "xab"),
     "a flat list": (lambda x, a, b: [x, a, b], "xab"),
     "None for a tensor": (lambda x, a, b: (None, {"a": a, "b": b}, None), "ab"),
