@@ -52,8 +52,9 @@ class EagerOp:
 
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
-        needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
-        call = self.call.with_needs_input_grad(needed)
+        call = self.call.with_needs_input_grad(
+            [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
+        )
         outputs, rule = call(args)
         if not any(map(is_tracer, args)) and any(map(is_tracer, outputs)):
             raise UnexpectedTracerError("f captures a tracer")
@@ -154,11 +155,14 @@ class TracedOp:
 
     def state(self) -> list[Array]:
         """Return the differentiable tensors that f captures, and does not only keep for its rule."""
-        of_outputs = [at < self.spec.count for at in range(len(self.jaxpr.outvars))]
-        _, is_read, _ = dce_jaxpr_consts(self.jaxpr, of_outputs)
+        _, is_read, _ = dce_jaxpr_consts(
+            self.jaxpr, [at < self.spec.count for at in range(len(self.jaxpr.outvars))]
+        )
         read = {at for at, flag in zip(self.captured_at, is_read, strict=True) if flag}
-        found = [x for at, x in enumerate(self.args) if at in read and is_tracer(x)]
-        return [x for x in found if is_differentiable(x)]
+        return [
+            x for at, x in enumerate(self.args)
+            if at in read and is_tracer(x) and is_differentiable(x)
+        ]  # fmt: skip
 
     def take_args(self) -> list[Array]:
         """Return the args, and keep no tracer, because JAX keeps ops in programs."""
@@ -170,6 +174,7 @@ class TracedOp:
         }
         self.call = Call(self.call.arguments, not_called, {}, forward_mode=self.call.forward_mode,
                          once_differentiable=self.call.once_differentiable)  # fmt: skip
+        self.jaxpr = _without_constants(self.jaxpr)
         del self.args, self.rule
         return [*inputs, *(map(stop_gradient, captured) if is_in_rule() else captured)]
 
@@ -226,10 +231,17 @@ def _traced(
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*like)
     except Exception as error:  # noqa: BLE001  # to raise may be the author's way to forbid it
         return [], partial(_raise, error.with_traceback(None))
-    jaxpr, structure, end = closed.jaxpr, jax.tree.structure(shapes), start + len(closed.consts)
+    jaxpr, structure, end = (
+        _without_constants(closed.jaxpr), jax.tree.structure(shapes), start + len(closed.consts),
+    )  # fmt: skip
     return closed.consts, lambda _, read, vectors: jax.tree.unflatten(
         structure, eval_jaxpr(jaxpr, read[start:end], *vectors)
     )
+
+
+def _without_constants(jaxpr: Any) -> Any:
+    """Return a jaxpr without its constants, which are tracers; it keeps them from JAX 0.12 on."""
+    return jaxpr.with_consts([]) if hasattr(jaxpr, "with_consts") else jaxpr
 
 
 def _raise(error: Exception, *_: Any) -> NoReturn:
