@@ -11,9 +11,9 @@ from table import CELLS, TABLE
 HEAD = """\
 # Versions
 
-`python tools/versions/run.py` writes this page. It runs every conformance case on each supported version of a
-framework, on the oldest and the newest Python with wheels of it. A gap is a case that the version cannot pass; the
-reason is listed.
+cgshim supports NumPy from 1.26 on, autograd from 1.7, JAX from 0.4.38, PyTorch from 2.6 and TensorFlow from 2.18.
+`python tools/versions/run.py` writes this page. It runs every conformance case on a version of a framework, on the
+oldest or the newest Python with wheels of it. A gap is a case that the version cannot pass; the reason is listed.
 """
 
 NAMES = {
