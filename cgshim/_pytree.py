@@ -34,7 +34,7 @@ class TreeSpec:
     It keeps no tensor alive: the code that partitions a tree decides which ones live.
     """
 
-    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "count")
+    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
 
     def __init__(
         self,
@@ -42,7 +42,10 @@ class TreeSpec:
         static: list[Any],
         tensor_at: list[int],
         structure: Any,
+        converted: Sequence[int] = (),
     ) -> None:
+        self.converted = converted
+        """the ids of the leaves that became tensors: NumPy arrays and Keras Variables"""
         self.count = len(tensor_at)
         """the number of tensors"""
         self._backend = backend
@@ -171,7 +174,8 @@ def partition(
         return [], _Leaf(None, [tree], [], None)
     tensors = [as_tensors[at] for at in tensor_at]
     static = subvals(leaves, tensor_at, [None] * len(tensor_at))
-    return tensors, TreeSpec(backend, static, tensor_at, structure)
+    converted = [id(leaves[at]) for at in tensor_at if as_tensors[at] is not leaves[at]]
+    return tensors, TreeSpec(backend, static, tensor_at, structure, converted)
 
 
 def partition_each(
