@@ -95,7 +95,7 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
             if not shape.is_compatible_with(result.shape):
                 traced = Spec(tuple(shape), result.dtype)
                 raise refusal(CustomGradientValueError, call.name,
-                              must=f"outputs must return the shape {traced} as when it was traced",
+                              must=f"the declared outputs must have the shape {traced} as when traced",
                               got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
 

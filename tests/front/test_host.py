@@ -92,7 +92,7 @@ def test_unknown_outputs_are_refused(framework: Framework, make: Any) -> None:
     with pytest.raises(CustomGradientTypeError) as caught:
         make()(framework.tensor([1.0, 2.0]))
     assert str(caught.value) == (
-        "scaled: outputs must return a tree of specs, got str in it; "
+        "scaled: the declared outputs must be a tree of specs, got str in it; "
         "return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype"
     )
 
@@ -341,7 +341,7 @@ def test_results_of_another_structure() -> None:
     with pytest.raises(CustomGradientTypeError) as error:
         call.run([Y, Y[:2]])
     assert str(error.value) == (
-        "op: f must return what outputs declares ({'a': f64[3,2], 'b': [f64[2,2]]}), got (f64[3,2], {'b': f64[2,2]}); "
+        "op: f must return the declared outputs ({'a': f64[3,2], 'b': [f64[2,2]]}), got (f64[3,2], {'b': f64[2,2]}); "
         "declare what it returns"
     )
 

@@ -298,7 +298,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[..., Any], Callable[..., Any
         lambda x: x[:2], lambda x: x,
     ),
     "another structure": (
-        CustomGradientTypeError, "bad: f must return what outputs declares", lambda x: (x, x), lambda x: x,
+        CustomGradientTypeError, "bad: f must return the declared outputs", lambda x: (x, x), lambda x: x,
     ),
     "complex for real": (
         CustomGradientValueError, "bad: f must return a real array as declared (f32[3]), got c", lambda x: 1j * x,
@@ -309,11 +309,11 @@ BAD: dict[str, tuple[type[Exception], str, Callable[..., Any], Callable[..., Any
         _writes, lambda x: x,
     ),
     "outputs that raise": (
-        CustomGradientTypeError, "bad: outputs must return the specs of what f returns, got KeyError: 'b'; ",
+        CustomGradientTypeError, "bad: the declared outputs must be the specs of what f returns, got KeyError: 'b'; ",
         lambda x: x, _raises,
     ),
     "outputs without a shape": (
-        CustomGradientTypeError, "bad: outputs must return a tree of specs, got float in it; ", lambda x: x,
+        CustomGradientTypeError, "bad: the declared outputs must be a tree of specs, got float in it; ", lambda x: x,
         lambda x: 3.0,
     ),
 }  # fmt: skip

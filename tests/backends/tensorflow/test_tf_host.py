@@ -178,7 +178,7 @@ def test_a_shape_that_was_wrong_when_it_was_traced() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         compiled(tf.constant([X, X]))
     assert (
-        "CustomGradientValueError: rows: outputs must return the shape f32[] as when it was traced, got f32[3]; "
+        "CustomGradientValueError: rows: the declared outputs must have the shape f32[] as when traced, got f32[3]; "
         "return None for what depends on an unknown size\n"
     ) in str(error.value)
 
