@@ -231,20 +231,6 @@ def test_what_f_realizes_has_no_second_order():
     )
 
 
-def test_the_rule_asks_for_the_gradient_of_the_output_that_it_keeps():
-    """That is the gradient of f's own operations, and not the rule's again."""
-
-    @op_custom_gradient
-    def op(x):
-        y = x * x * x
-        return y, lambda upstream: y.gradient(x, gradient=upstream)[0] * (5 / 3)
-
-    x = Tensor(X)
-    slope = op(x).sum().gradient(x)[0]
-    np.testing.assert_allclose(slope.numpy(), 5 * np.array(X) ** 2, rtol=1e-6)
-    np.testing.assert_allclose(slope.sum().gradient(x)[0].numpy(), 10 * np.array(X), rtol=1e-6)
-
-
 def doubled(x):
     x *= 2
     x += x
