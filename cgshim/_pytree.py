@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._closure import SIMPLE, paths_to
+from cgshim._closure import SIMPLE, paths_to, tensors_inside
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
@@ -109,7 +109,21 @@ class TreeSpec:
     @property
     def key(self) -> Hashable:
         """A key for this spec; it is hashable if the static leaves are."""
-        return self.places, tuple(map(told_apart, self._static))
+        static = tuple(map(told_apart, self._static))
+        return self.places, static, self._order()
+
+    def _order(self) -> Hashable:
+        """Return the order of the leaves in the tree.
+
+        Dicts with other orders of keys have one structure, and f may read the order.
+        """
+        slots = [object() for _ in self._static]
+        try:
+            tree = self._backend.tree_unflatten(self._structure, slots)
+        except Exception:  # noqa: BLE001  # of a class that checks its fields
+            return None
+        places = {id(slot): at for at, slot in enumerate(slots)}
+        return tuple(places[id(x)] for x in tensors_inside(tree, lambda x: id(x) in places, 20))
 
     def _with_slots(self, slots: Sequence[Any]) -> Any:
         """Return the tree around slots; None if a class in it accepts only tensors."""
