@@ -12,12 +12,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
 from cgshim._closure import FunctionHolder
-from cgshim._dispatch import (
-    backend_for,
-    choice_for_plans,
-    chosen_backend,
-    is_lasting,
-)
+from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_lasting
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
@@ -160,7 +155,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         is_known = all(map(call.backend.is_tensor, args)) and all(map(is_lasting, types))
         if is_known and len(self._plans) < _MOST:
             call = call.with_f(self._bound._f if self._bound else self._f, {})
-            plan_of: Callable[..., Plan | None] = getattr(call.backend, "plan", _no_fast_path)
+            plan_of: Callable[..., Plan | None] = getattr(
+                call.backend, "plan", lambda call, types: None
+            )
             self._plans[key] = plan_of(call, types) or functools.partial(_run_by_plan, call)
 
     def _call_of(
@@ -286,10 +283,6 @@ def _run_by_plan(
     if not all(map(call.backend.is_tensor, args)):
         return NotImplemented
     return call.backend.custom_gradient(call.with_f(f, options), args)
-
-
-def _no_fast_path(call: Call, types: Sequence[type]) -> None:
-    """Stand for the `plan` of a backend without a fast path."""
 
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")

@@ -149,9 +149,10 @@ class _Leaf(TreeSpec):
         return tensors[0] if self.count else self._static[0]
 
     def align(self, gradient: Any) -> list[Any] | None:
-        if gradient is None or not self.count:
-            return [None] * self.count if gradient is None else None
-        return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
+        if gradient is None:
+            return [None] * self.count
+        is_one = self.count and not isinstance(gradient, (list, tuple, dict))
+        return [gradient] if is_one else None
 
     def paths(self, name: str) -> list[str]:
         return [name] * self.count

@@ -59,6 +59,21 @@ _NUMBERS = (
     "before autograd 1.9 a box of a Python number has no dtype, so what f makes of it is no residual: "
     "https://github.com/HIPS/autograd/releases"
 )
+_WITH_NUMBERS = [
+    "test_orders_of_x_times_square[2-42.0]",
+    "test_orders_of_x_times_square[3-21.0]",
+    "test_a_captured_python_float[2-11.0]",
+    "test_a_captured_box_that_the_rule_reads_itself[forward over reverse]",
+    "test_a_captured_box_that_the_rule_reads_itself[forward over forward]",
+    "test_a_captured_box_that_the_rule_reads_itself[reverse over forward]",
+    "test_forward_over_reverse_of_the_nested_recipe[fused-expected0]",
+    "test_forward_over_reverse_of_the_nested_recipe_in_a_rule",
+    "test_a_box_of_known_gradients",
+    "test_a_box_of_op_grad",
+    "test_forward_mode[an intermediate-forward over reverse]",
+    "test_forward_mode[an intermediate-reverse over forward]",
+    "test_forward_mode[an intermediate-forward over forward]",
+]
 _OBJECTS = (
     "before autograd 1.9 np.array(box) is an array of objects, of which autograd records a part, by hand too: "
     "https://github.com/HIPS/autograd/releases"
@@ -66,31 +81,7 @@ _OBJECTS = (
 
 OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ("numpy", "<1.9", "test_numpys_own_functions_in_a_rule"): _UFUNC,
-    ("numpy", "<1.9", "test_orders_of_x_times_square[2-42.0]"): _NUMBERS,
-    ("numpy", "<1.9", "test_orders_of_x_times_square[3-21.0]"): _NUMBERS,
-    ("numpy", "<1.9", "test_a_captured_python_float[2-11.0]"): _NUMBERS,
-    (
-        "numpy",
-        "<1.9",
-        "test_a_captured_box_that_the_rule_reads_itself[forward over reverse]",
-    ): _NUMBERS,
-    (
-        "numpy",
-        "<1.9",
-        "test_a_captured_box_that_the_rule_reads_itself[forward over forward]",
-    ): _NUMBERS,
-    (
-        "numpy",
-        "<1.9",
-        "test_a_captured_box_that_the_rule_reads_itself[reverse over forward]",
-    ): _NUMBERS,
-    ("numpy", "<1.9", "test_forward_over_reverse_of_the_nested_recipe[fused-expected0]"): _NUMBERS,
-    ("numpy", "<1.9", "test_forward_over_reverse_of_the_nested_recipe_in_a_rule"): _NUMBERS,
-    ("numpy", "<1.9", "test_a_box_of_known_gradients"): _NUMBERS,
-    ("numpy", "<1.9", "test_a_box_of_op_grad"): _NUMBERS,
-    ("numpy", "<1.9", "test_forward_mode[an intermediate-forward over reverse]"): _NUMBERS,
-    ("numpy", "<1.9", "test_forward_mode[an intermediate-reverse over forward]"): _NUMBERS,
-    ("numpy", "<1.9", "test_forward_mode[an intermediate-forward over forward]"): _NUMBERS,
+    **dict.fromkeys([("numpy", "<1.9", name) for name in _WITH_NUMBERS], _NUMBERS),
     ("numpy", "<1.9", "test_a_residual_made_of_numbers_has_a_first_order_only[in place]"): _OBJECTS,
     ("jax", "<0.9", "test_on_simulated_devices"): _MESHES,
     ("jax", "<0.8", "test_on_eight_simulated_devices"): _MESHES,

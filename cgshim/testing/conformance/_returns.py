@@ -83,6 +83,32 @@ def return_for_several_arguments(
     )  # fmt: skip
 
 
+@case()
+def return_with_a_gradient_missing_or_misplaced(framework: Framework) -> None:
+    """Gradients are read by position: a missing one, and one in another place, are errors."""
+
+    @op_custom_gradient
+    def two(x: Tensor, low: float, y: Tensor, high: float = 9.0) -> Any:
+        return x * y, lambda u: (7.0 * u, 5.0 * u)[: int(high)]
+
+    @op_custom_gradient
+    def misplaced(x: Tensor, low: float, high: float = 9.0) -> Any:
+        return x * 1.0, lambda u: (None, 7.0 * u)
+
+    @op_custom_gradient
+    def swapped(x: Tensor, y: Tensor) -> Any:
+        return x * y, lambda u: Swapped(y=11.0 * u, x=7.0 * u)
+
+    x = framework.tensor(X)
+    for fn in (
+        lambda x: two(x, 1.0, framework.tensor(X), 1.0),
+        lambda x: misplaced(x, 1.0),
+        lambda x: swapped(x, framework.tensor(X)),
+    ):
+        error = raised(CustomGradientValueError, lambda fn=fn: cgshim.op_vjp(fn, x)[1](x))
+        assert "must return one gradient for each argument" in str(error), str(error)
+
+
 ONE: dict[str, Callable[[Tensor], Any]] = {
     "bare": lambda g: g,
     "a one-tuple": lambda g: (g,),
